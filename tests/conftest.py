@@ -58,7 +58,6 @@ _AT_FIRST = (
     "semantics",
     "generation",
     "benchmarks",
-    "planning/inference",
 )
 """Folders whose files take longest: begun first, so that no core waits for another one's last file."""
 _SHARE_FIXTURES = (

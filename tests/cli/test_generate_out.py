@@ -15,7 +15,7 @@ from dry_runs import job_of as _job
 from dry_runs import leave_unfinished as _unfinished
 from dry_runs import written as _written
 
-from zerofit.generation.results.parts import PartFiles
+from zerofit.generation.results import RankFile
 from zerofit.launching.generate.output import kept_words
 
 
@@ -30,10 +30,8 @@ def test_unfinished_results_of_another_kind_stop_the_run_before_it_starts(
 
 def test_a_run_that_is_going_on_stops_another_and_its_dry_run(generate_folder: Path) -> None:
     job = _job(_LINE)
-    with PartFiles(
-        Path(job["out"]), fingerprint=job["fingerprint"], rank=0, world_size=1, resume=True
-    ) as parts:
-        parts.write([{"index": 1}])
+    with RankFile(Path(job["out"]), run=job["fingerprint"], rank=0, resume=True, batch_size=2) as file:
+        file.write([{"index": 1}])
         assert _error(_LINE).rule == "generate-out-in-use"
         assert _error(_LINE, "--dry-run").rule == "generate-out-in-use"
 
@@ -77,19 +75,16 @@ def test_sampling_goes_on_in_the_batches_in_which_it_began(generate_folder: Path
     _unfinished(job)
     again = _job(on_two_ranks)
     assert (again["batch_size"], again["fingerprint"]) == (2, job["fingerprint"])
-    parts = Path(f"{job['out']}.parts").name
-    why = f"batch 2: from the unfinished results in {parts}: other batches sample other tokens"
-    assert why in _run(on_two_ranks).stderr.splitlines()
     refused = _error(_SAMPLED, "--batch-size", "1")
-    assert refused.found.endswith("in batches of 2 prompts, but 1 are requested")
-    assert refused.fix.endswith("if batches alone differ: --batch-size 2")
+    assert refused.rule == "generate-other-parts"
+    assert refused.fix.endswith("if only batches differ: --batch-size 2")
 
 
 def test_unfinished_batches_that_no_longer_fit_are_reported(generate_folder: Path) -> None:
     _unfinished({**_job(_SAMPLED), "batch_size": 10**12})
     refused = _error(_SAMPLED)
     assert refused.rule == "nothing-fits"
-    assert refused.fix == "rm -r out.jsonl.parts, to restart with smaller batches"
+    assert refused.fix.endswith("or write to another --out: the unfinished results fix the batch size")
 
 
 def test_greedy_goes_on_in_any_batches(generate_folder: Path) -> None:
@@ -117,12 +112,12 @@ def test_a_dry_run_shows_the_first_of_many_prompts(generate_folder: Path) -> Non
         ({}, True, ""),
         ({"out.jsonl": "{}\n"}, True, "all results are in OUT"),
         (
-            {"out.jsonl.parts/start1-rank0.jsonl": '{"index": 3}\n{"in'},
+            {"out.jsonl.rank0.jsonl": '{"zerofit_run": "F"}\n{"index": 3}\n{"in'},
             True,
             "1 of 9 prompts are done: the same command resumes",
         ),
         (
-            {"out.jsonl.parts/start1-rank0.jsonl": '{"index": 3}\n{"in'},
+            {"out.jsonl.rank0.jsonl": '{"zerofit_run": "F"}\n{"index": 3}\n{"in'},
             False,
             "1 of 9 prompts are done: the same command with --out OUT resumes",
         ),
@@ -133,7 +128,6 @@ def test_a_stopped_run_reports_the_kept_results(
 ) -> None:
     out = tmp_path / "out.jsonl"
     for name, text in left.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert kept_words(out, num_prompts=9, is_named=is_named) == expected.replace("OUT", str(out))
 

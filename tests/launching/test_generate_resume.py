@@ -61,18 +61,17 @@ def arguments(model: Path, out: str, *more: str) -> list[str]:
     return ["--model", str(model), "--prompts", "prompts.jsonl", "--out", out, *fixed, *more]
 
 
+def rank_files(folder: Path) -> list[Path]:
+    return list(folder.glob("**/*.jsonl.rank*.jsonl"))
+
+
 def num_lines(folder: Path) -> int:
-    """Return how many results are on disk so far."""
-    parts = folder / "out.jsonl.parts"
-    return sum(path.read_bytes().count(b"\n") for path in parts.glob("start*.jsonl"))
+    """Return how many results are on disk so far: each file has a line before them."""
+    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in rank_files(folder))
 
 
-def has_begun(folder: Path) -> bool:
-    return any((folder / "out.jsonl.parts").glob("start*.jsonl"))
-
-
-def is_put_together(folder: Path) -> bool:
-    return (folder / "out.jsonl.parts" / "whole.jsonl").exists()
+def is_merging(folder: Path) -> bool:
+    return any(folder.glob(".out.jsonl.*"))
 
 
 def uninterrupted(folder: Path) -> bytes:
@@ -102,7 +101,23 @@ def test_a_run_killed_in_the_middle_goes_on_as_if_it_had_not_been(model: Path, t
     assert f"zerofit: {left} of {NUM_PROMPTS} prompts are already done\n" in again.stderr
     assert names(tmp_path / "out.jsonl") == NAMES
     assert (tmp_path / "out.jsonl").read_bytes() == uninterrupted(tmp_path)
-    assert not (tmp_path / "out.jsonl.parts").exists()
+    assert rank_files(tmp_path) == []
+
+
+def test_two_ranks_under_zero3_resume_after_a_kill(model: Path, tmp_path: Path, built_ops: None) -> None:
+    write_many(tmp_path)
+    asked = arguments(model, "out.jsonl", *RANKS["ZeRO-3"])
+    kill_when(lambda: num_lines(tmp_path) >= NUM_PROMPTS // 3, tmp_path, *asked)
+    left = num_lines(tmp_path)
+    assert NUM_PROMPTS // 3 <= left < NUM_PROMPTS
+    assert not (tmp_path / "out.jsonl").exists()
+    for path in rank_files(tmp_path):
+        with path.open("a") as file:
+            file.write('{"index": 19')  # as if it had been killed while it wrote a line
+    again = generate_run(tmp_path, *asked).check()
+    assert f"zerofit: {left} of {NUM_PROMPTS} prompts are already done\n" in again.stderr
+    assert names(tmp_path / "out.jsonl") == NAMES
+    assert rank_files(tmp_path) == []
 
 
 @pytest.mark.evidence
@@ -114,11 +129,11 @@ def test_runs_killed_at_every_stage_give_what_one_run_gives(
 ) -> None:
     asked = arguments(model, "out.jsonl", *ranks, *sampled)
     moments: list[Callable[[], bool]] = [
-        lambda: has_begun(folder),
+        lambda: bool(rank_files(folder)),
         lambda: num_lines(folder) >= 1,
         lambda: num_lines(folder) >= NUM_PROMPTS // 2,
         lambda: num_lines(folder) >= NUM_PROMPTS - 8,
-        lambda: is_put_together(folder),
+        lambda: is_merging(folder),
     ]
     for moment in moments:
         before = num_lines(folder)
@@ -127,21 +142,18 @@ def test_runs_killed_at_every_stage_give_what_one_run_gives(
         assert not (folder / "out.jsonl").exists()
     generate_run(folder, *asked).check()
     assert (folder / "out.jsonl").read_bytes() == uninterrupted(folder)
-    assert not (folder / "out.jsonl.parts").exists()
+    assert rank_files(folder) == []
 
 
 @pytest.mark.evidence
 @pytest.mark.parametrize("out", ["out.jsonl", "-"])
 def test_a_run_that_was_interrupted_says_how_to_go_on(model: Path, folder: Path, out: str) -> None:
-    def parts() -> list[Path]:
-        return list(folder.glob("**/*.jsonl.parts/start*.jsonl"))
-
     with started(folder, *arguments(model, out, *SAMPLED)) as process:
-        wait_for(lambda: any(path.stat().st_size for path in parts()), process, folder)
+        wait_for(lambda: num_lines(folder) > 0, process, folder)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
-    results = parts()[0].parent.with_suffix("")
-    num_done = sum(path.read_bytes().count(b"\n") for path in parts())
+    (file,) = rank_files(folder)
+    results, num_done = file.with_name(file.name.removesuffix(".rank0.jsonl")), num_lines(folder)
     goes_on = "the same command" if out != "-" else f"the same command with --out {results}"
     assert (folder / "stderr").read_text().splitlines()[-1] == (
         f"zerofit: {num_done} of {NUM_PROMPTS} prompts are done: {goes_on} resumes"

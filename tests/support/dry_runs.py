@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from zerofit.cli.generate import generate
 from zerofit.core.errors import UserError
-from zerofit.generation.results.parts import PartFiles
+from zerofit.generation.results import RankFile
 
 LINE = "--model gpt2 --prompts prompts.jsonl --out out.jsonl --max-new-tokens 8 --cpu"
 
@@ -40,15 +40,9 @@ def job_of(line: str, *more: str, stdin: str | None = None) -> dict[str, Any]:
 def leave_unfinished(job: dict[str, Any], *, fingerprint: str | None = None) -> None:
     """Leave what a killed run leaves that had done the second prompt."""
     completion = {"text": "kept", "finish_reason": "stop", "num_new_tokens": 1, "tokens": [5]}
-    with PartFiles(
-        Path(job["out"]),
-        fingerprint=fingerprint or job["fingerprint"],
-        rank=0,
-        world_size=1,
-        resume=True,
-        batch_size=job["batch_size"],
-    ) as parts:
-        parts.write([{"index": 1, "num_prompt_tokens": 8, "completions": [completion]}])
+    run = fingerprint or job["fingerprint"]
+    with RankFile(Path(job["out"]), run=run, rank=0, resume=True, batch_size=job["batch_size"]) as file:
+        file.write([{"index": 1, "num_prompt_tokens": 8, "completions": [completion]}])
 
 
 def error_of(line: str, *more: str) -> UserError:

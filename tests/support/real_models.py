@@ -1,20 +1,14 @@
-"""Small models of each kind with random weights, and their shapes as the planner sees them."""
+"""Small models of each kind with random weights."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Precision
-from zerofit.models.dimensions import facts_of
-from zerofit.models.source import ModelSizes
-from zerofit.models.task import Task
-from zerofit.planning.inference.forward_log import shape_of
-
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from collections.abc import Callable
 
-    from zerofit.core.facts import ModelFacts
-    from zerofit.planning.estimate.closed_form.shape import Shape
+    from transformers import PreTrainedModel
 
 _WIDTHS = {
     "hidden_size": 128,
@@ -103,33 +97,22 @@ MORE_CONFIGS: dict[str, dict[str, Any]] = {
 """Families that differ from these in little."""
 
 
-def real_model(family: str) -> PreTrainedModel:
-    """Return a model in fp32 on the CPU."""
+def real_model(family: str, **changes: Any) -> PreTrainedModel:
+    """Return a model in fp32 on the CPU.
+
+    Args:
+        **changes: of its configuration.
+    """
+    return build_real(family, **changes)().eval()
+
+
+def build_real(family: str, **changes: Any) -> Callable[..., PreTrainedModel]:
+    """Return a function that makes such a model."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    config = AutoConfig.for_model(
-        family, **{**CONFIGS, **MORE_CONFIGS}[family], pad_token_id=0, eos_token_id=1, bos_token_id=2
-    )
-    if not config.is_encoder_decoder:
-        return AutoModelForCausalLM.from_config(config).eval()
-    config.decoder_start_token_id = 0
-    return AutoModelForSeq2SeqLM.from_config(config).eval()
-
-
-def facts_of_model(model: PreTrainedModel) -> ModelFacts:
-    """Return a model's facts from its config and its parameters."""
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    task = Task.SEQ2SEQ_LM if model.config.is_encoder_decoder else Task.CAUSAL_LM
-    counted = ModelSizes(
-        architecture=type(model).__name__,
-        num_parameters=sum(sizes),
-        num_trainable_parameters=sum(sizes),
-        num_largest_layer_parameters=0,
-        largest_parameter=max(sizes),
-    )
-    return facts_of("small", model.config.to_dict(), task, counted)
-
-
-def shape_of_model(model: PreTrainedModel) -> Shape:
-    """Return a model's matrices, in fp32."""
-    return shape_of(facts_of_model(model), Precision.FP32)
+    fields = {**{**CONFIGS, **MORE_CONFIGS}[family], **changes}
+    config = AutoConfig.for_model(family, **fields, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    if config.is_encoder_decoder:
+        config.decoder_start_token_id = 0
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return partial(auto_class.from_config, config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.engine import DEEPSPEED_NAMES, spell
 from zerofit.checking.rule import Effect
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.text_table import folded_table_lines
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""zerofit generate: prompts in, completions out, in the fastest layout that fits this machine."""
+"""zerofit generate: prompts in, completions out: the whole model on each GPU if it fits, else ZeRO-3."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_SHOWN = 20
             "chat",
         ),
         "Layout": ("batch_size", "dtype", "gather", "zero_stage", "param_offload"),
-        "Machine": ("num_processes", "gpu_ids", "cpu"),
+        "Machine": ("num_processes", "gpu_ids", "gpus", "cpu"),
     },
 )
 @click.option(
@@ -123,6 +123,11 @@ _MOST_SHOWN = 20
 @click.option("--num-machines", "--nnodes", "num_nodes", type=POSITIVE, help="Number of nodes.")
 @rendezvous_options
 @gpu_ids_option
+@click.option(
+    "--gpus",
+    metavar="SPEC",
+    help="With --dry-run: plan for these GPUs of another machine, such as 8xA100-80G.",
+)
 @click.option("--cpu", is_flag=True, help="Generate on the CPU, ignoring GPUs.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @run_dir_option
@@ -130,8 +135,8 @@ _MOST_SHOWN = 20
 def generate(dry_run: bool, **flags: Any) -> int:
     """Write a completion for each prompt, on whatever this machine has.
 
-    Uses the fastest layout that fits, by estimate: the whole model on each GPU, ZeRO-3 over all of them, or
-    ZeRO-3 with parameters in host memory or on NVMe. Each line of the results is the prompt's line with
+    Uses the first layout that fits, by a trace of the model: the whole model on each GPU, ZeRO-3 over all of
+    them, or ZeRO-3 with the weights in host memory. Each line of the results is the prompt's line with
     "completions" added, in input order.
 
     After a kill, the same command does only what is missing; with --out -, the results are kept in the run

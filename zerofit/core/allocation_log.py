@@ -26,6 +26,8 @@ class TensorKind(StrEnum):
     SUM = "gradient sums"
     """The sum of two gradients of one tensor, while both are still there, where the first is a view. What is
     left of it afterwards counts as the first."""
+    CACHE = "key-value cache"
+    """Keys and values, or states, of earlier tokens, which a model keeps to generate the next one."""
     WORKSPACE = "kernel workspaces"
     """Scratch memory of a CUDA kernel, freed when the kernel ends."""
 

@@ -19,7 +19,7 @@ from zerofit.generation.lockstep import settings_in_step, uncompiled
 from zerofit.generation.model_calls import ModelCaller
 from zerofit.generation.preserve_state import untouched
 from zerofit.generation.request import GenerationOptions, GenerationRequest, read_request
-from zerofit.generation.results.results import Results, open_results
+from zerofit.generation.results import Results, open_results
 from zerofit.ranks.exchange import Progress, Ranks, all_ranks
 from zerofit.ranks.meeting import arranged, meet
 from zerofit.ranks.script_line import script_line

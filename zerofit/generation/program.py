@@ -6,16 +6,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, first_line
 from zerofit.generation.generation_job import GenerationJob, job_from_json
 from zerofit.generation.loading import joined_ranks, load_model
-from zerofit.generation.results.parts import kept_lines, parts_folder
-from zerofit.ranks.exchange import all_ranks, all_ranks_store
+from zerofit.generation.results import kept_results
+from zerofit.ranks.exchange import all_ranks
 
 if TYPE_CHECKING:
     from zerofit.generation.generation_job import Generated
@@ -34,14 +33,10 @@ _FIXES = {
 """Fixes with command-line flags, for errors of zerofit.generate() whose own fix names its arguments."""
 _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """c10/core/impl/alloc_cpu.cpp: torch raises a plain RuntimeError."""
-_SAID = "zerofit/generate/said-by-rank-0"
-_FIRST_SAYS_WITHIN_S, _ENDS_AFTER_S = 10.0, 0.5
-"""ASSUMPTION: all ranks raise it at about the same time, and rank 0 prints it in much less than the second
-value."""
+_FIRST_SAYS_WITHIN_S = 1.0
+"""ASSUMPTION: all ranks raise a common error at about the same time, and rank 0 prints it in less."""
 _LINE_EVERY_S = 30.0
 """ASSUMPTION: often enough to see progress, rarely enough to keep the log short."""
-_REFRESHES_PER_S = 2
-"""ASSUMPTION: a faster refresh is not visible, and each refresh also goes into the rank's log."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -66,10 +61,9 @@ def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]
         raise _out_of_memory(job, error, is_of_gpu=is_of_gpu, is_loading=is_loading) from None
     except UserError as error:
         error.fix = _FIXES.get(error.rule, error.fix)
-        if error.is_on_every_rank:
-            _let_first_say()
-            if all_ranks().rank > 0:
-                raise SystemExit(error.exit_code) from None
+        if error.is_on_every_rank and all_ranks().rank > 0:
+            time.sleep(_FIRST_SAYS_WITHIN_S)  # rank 0 prints it; the first exit ends all ranks
+            raise SystemExit(error.exit_code) from None
         raise
 
 
@@ -95,9 +89,8 @@ def _memory_fix(job: GenerationJob, *, is_of_gpu: bool, is_loading: bool) -> str
         smaller = f"{again} --batch-size {job.batch_size // 2}"
         if not job.generation.get("do_sample"):
             return f"{smaller}: {goes_on}"
-        # The batch determines the seed: with another batch size, new tokens would not match the existing
-        # ones.
-        return f"{smaller}, having removed {parts_folder(Path(job.out))}: other batches sample other tokens"
+        # The batch determines the seed: with another size, new tokens would not match the existing ones.
+        return f"{smaller}, and another --out: other batches sample other tokens"
     config = json.loads(Path(job.deepspeed).read_text(encoding="utf-8")) if job.deepspeed else {}
     offload = config.get("zero_optimization", {}).get("offload_param", {}).get("device", "none")
     if is_of_gpu and offload == "none":
@@ -109,20 +102,6 @@ def _memory_fix(job: GenerationJob, *, is_of_gpu: bool, is_loading: bool) -> str
     return f"{again} a smaller --max-new-tokens, or with shorter prompts"
 
 
-def _let_first_say() -> None:
-    """Wait until rank 0 prints a common error; the first rank that exits makes the launcher end the "
-    "others."""
-    ranks = all_ranks()
-    if not ranks.are_many:
-        return
-    with suppress(RuntimeError):  # the store is gone with rank 0, which has printed by then
-        if ranks.rank == 0:
-            all_ranks_store().set(_SAID, "1")
-            return
-        all_ranks_store().wait([_SAID], timedelta(seconds=_FIRST_SAYS_WITHIN_S))
-        time.sleep(_ENDS_AFTER_S)
-
-
 def summary(made: Sequence[Generated], *, num_prompts: int, took_s: float) -> str:
     """Return the last line: how much was generated, and how fast."""
     num_tokens = sum(len(completion.tokens) for result in made for completion in result.completions)
@@ -132,27 +111,8 @@ def summary(made: Sequence[Generated], *, num_prompts: int, took_s: float) -> st
     return f"zerofit: {prompts}, {num_tokens} new tokens in {took_s:.1f} s: {rate:.1f} tokens/s"
 
 
-@contextmanager
-def shown_progress(
-    *, is_shown: bool, num_done: int = 0, every_s: float = _LINE_EVERY_S
-) -> Iterator[Callable[[int, int], None]]:
-    """Show on stderr how many prompts are done: a bar on a terminal, else a line from time to time.
-
-    Args:
-        num_done: prompts done by an earlier run, which are left out of the time estimate.
-    """
-    if is_shown and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"))
-        console = Console(stderr=True)
-        with Progress(
-            *columns, TimeRemainingColumn(), console=console, refresh_per_second=_REFRESHES_PER_S
-        ) as bar:
-            task = bar.add_task("generating", total=None, completed=num_done)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        return
+def shown_progress(*, is_shown: bool, every_s: float = _LINE_EVERY_S) -> Callable[[int, int], None]:
+    """Return a function that prints from time to time how many prompts are done."""
     said_at = time.monotonic()
 
     def show(done: int, total: int) -> None:
@@ -161,7 +121,7 @@ def shown_progress(
             said_at = time.monotonic()
             print(f"zerofit: {done} of {total} prompts are done", file=sys.stderr, flush=True)
 
-    yield show
+    return show
 
 
 def _run(job: GenerationJob) -> None:
@@ -179,29 +139,28 @@ def _run(job: GenerationJob) -> None:
     tokenizer = AutoTokenizer.from_pretrained(
         job.tokenizer, local_files_only=True, trust_remote_code=job.trust_remote_code
     )
-    earlier = frozenset(kept_lines(Path(job.out))) if is_first else frozenset()
+    earlier = kept_results(Path(job.out)).lines if is_first else {}
     with explained(job, is_loading=True):
         model = load_model(job)
-    with shown_progress(is_shown=is_first, num_done=len(earlier)) as show:
-        begin = time.perf_counter()
-        options = GenerationOptions(
-            tokenizer=tokenizer,
-            max_new_tokens=job.max_new_tokens,
-            batch_size=job.batch_size,
-            gather=job.gather,
-            seed=job.seed,
-            out=Path(job.out),
-            resume=True,
-            limit_s=_LIMIT_S,
-            progress=show,
-            settings=job.generation,
-            fingerprint=job.fingerprint,
-            describe=lambda document: result_of(fields[document["index"]], document),
-        )
-        results = generate_with(model, prompts, options)
-        took_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    options = GenerationOptions(
+        tokenizer=tokenizer,
+        max_new_tokens=job.max_new_tokens,
+        batch_size=job.batch_size,
+        gather=job.gather,
+        seed=job.seed,
+        out=Path(job.out),
+        resume=True,
+        limit_s=_LIMIT_S,
+        progress=shown_progress(is_shown=is_first),
+        settings=job.generation,
+        fingerprint=job.fingerprint,
+        describe=lambda document: result_of(fields[document["index"]], document),
+    )
+    results = generate_with(model, prompts, options)
     if is_first:
         made = [result for result in results if result.index not in earlier]
+        took_s = time.perf_counter() - begin
         print(summary(made, num_prompts=len(results), took_s=took_s), file=sys.stderr)
 
 

@@ -21,7 +21,7 @@ from zerofit.generation.prompts import Tokens, check_lengths, check_tokens, leng
 from zerofit.ranks.exchange import Ranks
 
 if TYPE_CHECKING:
-    from zerofit.generation.results.parts import Document
+    from zerofit.generation.results import Document
 
 _ELEMENTS_OF_A_WEIGHT = 256
 """Elements sampled per weight. ASSUMPTION: a training step changes at least one of them over all weights."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import BLOCKS
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.strategy import (
     Engine,
     Lora,

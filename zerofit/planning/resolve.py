@@ -43,6 +43,7 @@ class Verb(StrEnum):
     TUNE = "tune"
     SUBMIT = "submit"
     CONFIG = "config"
+    GENERATE = "generate"
 
 
 _RUNS_HERE = (Verb.LAUNCH, Verb.TUNE)

@@ -184,7 +184,7 @@ def _start(plan: Plan, folder: Path, changes: Changes) -> None:
     if plan.saves_when_told:
         stop_signal.start(folder)
     observe.start(folder / "ranks", rank, on_cpu=plan.topology.on_cpu)
-    before = imported_functions(hook.name for hook in MODULE_HOOKS)
+    before = imported_functions(hook.module for hook in MODULE_HOOKS)
     install(plan, changes, run_folder=folder)
     replace_imported_copies(before)
     RankEnd(folder / "ranks", rank, changes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.situation import RunSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Flag, LaunchCommand, Launcher
-from zerofit.core.request import FLAGS
+from zerofit.core.overrides import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.plan import Origin
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.configs.write.command import Rendezvous
-    from zerofit.core.facts import ModelFacts
-    from zerofit.core.request import Request
-    from zerofit.launching.generate.prompts import Prompt
+    from zerofit.core.facts import Machine
+    from zerofit.core.plan import Plan
     from zerofit.launching.generate.run import GenerationRun
-    from zerofit.launching.generate.settings import GenerationSettings
-    from zerofit.launching.nodes import Nodes
-    from zerofit.planning.inference.problem import InferencePlan
+    from zerofit.models.source import ModelSource
+    from zerofit.models.trace.generation import GenerateCall, GenerationTrace
+    from zerofit.planning.generation import GenerationPlan
+    from zerofit.planning.run_spec import RunSpec
+    from zerofit.planning.sources.nodes import Nodes
 
 _TARGET = "generate"
 """Used in the names of run folders."""
@@ -33,6 +36,8 @@ _REQUIRED_ON_NODES = {
     "precision": "--dtype",
 }
 """Flags that are required on several nodes, since each plans for itself."""
+_OF_LAYOUT = ("zero_stage", "param_offload", "micro_batch_size", "world_size")
+"""Fields that keep the planner from another layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,7 @@ def generate_file(
     main_process_ip: str | None = None,
     main_process_port: int | None = None,
     gpu_ids: str | None = None,
+    gpus: str | None = None,
     cpu: bool = False,
     trust_remote_code: bool = False,
     run_dir: Path = Path("zerofit-runs"),
@@ -81,8 +87,8 @@ def generate_file(
 ) -> GeneratedFile:
     """Write a completion for each prompt in a file, with the hardware of this machine.
 
-    Uses the fastest layout that is estimated to fit: the whole model on each GPU, ZeRO-3 over all GPUs, or
-    ZeRO-3 with parameters in host memory or on NVMe. After a kill, the same call resumes.
+    Uses the first layout that is estimated to fit: the whole model on each GPU, ZeRO-3 over all GPUs, or
+    ZeRO-3 with the weights in host memory. After a kill, the same call resumes.
 
     Args:
         model: folder of the model, or a cached hub id.
@@ -106,6 +112,7 @@ def generate_file(
         main_process_ip: address of node 0.
         main_process_port: port on node 0.
         gpu_ids: GPUs of this node to use, such as "0,2".
+        gpus: GPUs of another machine to plan for, such as "8xA100-80G", with dry_run only.
         cpu: whether to generate on the CPU, ignoring GPUs.
         trust_remote_code: whether to run Python code that comes with the model.
         run_dir: folder of all run folders.
@@ -118,191 +125,244 @@ def generate_file(
         UserError: an argument is wrong, or nothing fits; nothing was started.
     """
     # Imported here: they load much code, which --help does not need.
-    from zerofit.core.request import Request
+    from zerofit.generation.lockstep import check_assistant
+    from zerofit.generation.prompts import check_lengths
+    from zerofit.launching.checks import check_nvme_path
     from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
     from zerofit.launching.generate import prompts as prompt_files
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import given_settings, whole_settings
-    from zerofit.launching.nodes import Nodes
     from zerofit.machine.versions import check_libraries
+    from zerofit.models.trace.generation import GenerateCall
+    from zerofit.planning.generation import generation_table
+    from zerofit.planning.resolve import Verb, resolve
 
-    nodes = Nodes(
-        num_nodes=num_nodes,
+    spec = resolve(
+        None,
+        verb=Verb.GENERATE,
+        zero_stage=zero_stage,
+        param_offload=param_offload,
+        nvme_path=nvme_path,
+        micro_batch_size=batch_size,
+        precision=dtype,
         num_processes=num_processes,
+        num_nodes=num_nodes,
         machine_rank=machine_rank,
         main_process_ip=main_process_ip,
         main_process_port=main_process_port,
         gpu_ids=gpu_ids,
-    )
-    request = Request(
-        zero_stage=None if zero_stage is None else ZeroStage(zero_stage),
-        param_offload=None if param_offload is None else OffloadDevice(param_offload),
-        nvme_path=nvme_path,
-        num_processes=num_processes,
-        num_nodes=num_nodes,
-        micro_batch_size=batch_size,
-        precision=None if dtype is None else Precision(dtype),
+        gpus=gpus,
         on_cpu=cpu,
+        dry_run=dry_run,
+        observer=observer,
     )
-    _check_nodes(request, out)
+    _check_nodes(spec, out)
+    _check_gpus(gpus, cpu=cpu, dry_run=dry_run)
     given = given_settings(settings, file=generation_config)
     output.check_out(out)
     check_libraries(observer)
     lines = prompt_files.read_prompts_file(prompts)
     folder = models.find_model(model)
     tokenizer_folder = models.find_tokenizer(tokenizer, model=folder, model_text=model)
-    facts, config = models.facts_for_generation(model, folder, trust_remote_code=trust_remote_code)
+    source, config = models.source_for_generation(model, folder, trust_remote_code=trust_remote_code)
     loaded = models.load_tokenizer(
         tokenizer_folder, chat_template=chat_template, trust_remote_code=trust_remote_code
     )
     whole = whole_settings(given, folder=folder, config=config, tokenizer=loaded)
-    _check_assistant(whole, batch_size, num_prompts=len(lines.lines))
-    found = prompt_files.tokenized(lines.lines, loaded, as_chat=chat)
-    num_drafted = whole.whole.get("prompt_lookup_num_tokens") or 0
-    prompt_files.check_lengths(
-        found,
+    with _in_flags():
+        check_assistant(whole.call, batch_size=batch_size or len(lines))
+    tokens = prompt_files.tokenized(lines, loaded, as_chat=chat)
+    positions = models.positions_for_generation(source.facts, config)
+    with _in_flags():
+        check_lengths(
+            tokens,
+            [whole.max_new_tokens] * len(tokens),
+            positions.less(whole.call.config.prompt_lookup_num_tokens or 0),
+            is_encoder_decoder=bool(config.is_encoder_decoder),
+        )
+    machine = _machine(spec)
+    # Each batch has its own seed: resumed sampling must use the original batches.
+    earlier = output.kept_batch_size(out) if whole.samples and batch_size is None else None
+    spec = spec if earlier is None else spec.setting("--resume", micro_batch_size=earlier)
+    call = GenerateCall(
+        prompt_length=max(map(len, tokens)),
         max_new_tokens=whole.max_new_tokens,
-        positions=models.positions_for_generation(facts, config).less(num_drafted),
-        has_encoder=bool(config.is_encoder_decoder),
+        num_beams=whole.call.config.num_beams or 1,
+        num_return_sequences=whole.call.num_return_sequences,
+        samples=whole.samples,
     )
-    if lines.num_blank:
-        are = "line is" if lines.num_blank == 1 else "lines are"
-        observer.say(f"--prompts {prompts}: {lines.num_blank} blank {are} left out")
-    plan = _plan(facts, found, whole, nodes, request, gather=Gather(gather), out=out, observer=observer)
-    if chat_template and not chat and all(isinstance(line.prompt, str) for line in lines.lines):
-        observer.say(f"--chat-template {chat_template} has no effect: without --chat no prompt is a chat")
+    planned = _planned(source, call, machine, spec, num_prompts=len(lines), gather=Gather(gather))
+    observer.show(f"{generation_table(planned)}\n")
+    _check_fit(planned, spec, is_resumed=earlier is not None)
+    plan = planned.as_plan()
+    if gpus is None:
+        check_nvme_path(plan)
     run = GenerationRun(
         model=folder,
         tokenizer=tokenizer_folder,
         trust_remote_code=trust_remote_code,
-        prompts=found,
+        lines=lines,
+        prompts=tokens,
         settings=whole,
         plan=plan,
+        largest_parameter=source.facts.largest_parameter,
         gather=Gather(gather),
         seed=seed,
         out=out,
-        rendezvous=_rendezvous(nodes, plan),
+        rendezvous=_rendezvous(spec.nodes, plan),
     )
     observer.say(f"generation: {whole.line(seed=seed)}")
     if num_done := run.count_done():
-        observer.say(f"{num_done} of {len(found)} prompts are already done")
+        observer.say(f"{num_done} of {len(lines)} prompts are already done")
     return _start(run, run_dir, dry_run=dry_run, observer=observer)
 
 
-def _check_nodes(request: Request, out: str) -> None:
+def _check_nodes(spec: RunSpec, out: str) -> None:
     """Check that several nodes, each of which plans for itself, get the same plan and one file."""
-    if (request.num_nodes or 1) == 1:
+    if (num_nodes := spec.overrides.get("num_nodes") or 1) == 1:
         return
     if out == "-":
         raise UserError(
             "generate-nodes-need-file",
             "several nodes need a file for the results",
-            found=f"--out - with --num-machines {request.num_nodes}",
+            found=f"--out - with --num-machines {num_nodes}",
             why="the ranks of all nodes write their results beside it, to be merged at the end",
             fix="name a file on a file system that all nodes share",
         )
-    missing = ", ".join(flag for name, flag in _REQUIRED_ON_NODES.items() if getattr(request, name) is None)
+    missing = ", ".join(flag for name, flag in _REQUIRED_ON_NODES.items() if not spec.overrides.has(name))
     if missing:
         raise UserError(
             "nodes-need-one-plan",
             "several nodes need one plan",
-            found=f"--num-machines {request.num_nodes} without {missing}",
+            found=f"--num-machines {num_nodes} without {missing}",
             why="each node plans separately, and nodes with different plans wait for each other forever",
             fix=f"set {missing} on every node; `--dry-run` on one of them shows what fits",
         )
 
 
-def _check_assistant(settings: GenerationSettings, batch_size: int | None, *, num_prompts: int) -> None:
-    """Check that assisted generation has one prompt per batch."""
-    from zerofit.generation.lockstep import check_assistant
-
+@contextmanager
+def _in_flags() -> Iterator[None]:
+    """Name flags in errors of zerofit.generate(), in place of its arguments."""
     try:
-        check_assistant(settings.call, batch_size=batch_size or num_prompts)
+        yield
     except UserError as error:
-        error.found = f"--batch-size {batch_size}" if batch_size else "no --batch-size"
-        error.fix = "add --batch-size 1, or leave the assistant out of the settings"
+        for argument, flag in (("max_new_tokens=", "--max-new-tokens "), ("batch_size=", "--batch-size ")):
+            error.found, error.fix = (text.replace(argument, flag) for text in (error.found, error.fix))
         raise
 
 
-def _plan(
-    facts: ModelFacts,
-    prompts: tuple[Prompt, ...],
-    settings: GenerationSettings,
-    nodes: Nodes,
-    request: Request,
-    *,
-    gather: Gather,
-    out: str,
-    observer: Observer,
-) -> InferencePlan:
-    """Return the plan, if it fits."""
-    from zerofit.generation.results.parts import parts_folder
-    from zerofit.launching.checks import check_gpu_is_here, check_nvme_path
-    from zerofit.launching.generate.output import earlier_batch_size
+def _check_gpus(gpus: str | None, *, cpu: bool, dry_run: bool) -> None:
+    if gpus is not None and (cpu or not dry_run):
+        raise UserError(
+            "generate-gpus-elsewhere",
+            "a run is on the GPUs of this machine",
+            found=f"--gpus {gpus} {'with --cpu' if cpu else 'without --dry-run'}",
+            why="--gpus names those of another machine, to see what would run there",
+            fix="leave out --cpu" if cpu else "add --dry-run, or leave out --gpus",
+        )
+
+
+def _machine(spec: RunSpec) -> Machine:
+    """Return the machine to plan for: this one, or the one that --gpus names."""
+    from zerofit.launching.checks import check_gpu_is_here
+    from zerofit.machine.machine_spec import machine_of_spec
     from zerofit.machine.this_node import probe_machine
+
+    if spec.gpus is not None:
+        return machine_of_spec(spec.gpus, num_nodes=spec.overrides.get("num_nodes") or 1).machine
+    machine = probe_machine(gpu_ids=spec.nodes.gpu_indices, may_be_unreadable=spec.on_cpu)
+    if not spec.on_cpu:
+        check_gpu_is_here(machine)
+    return machine
+
+
+def _planned(
+    source: ModelSource,
+    call: GenerateCall,
+    machine: Machine,
+    spec: RunSpec,
+    *,
+    num_prompts: int,
+    gather: Gather,
+) -> GenerationPlan:
+    """Return the plan, whether it fits or not."""
+    from zerofit.core.strategy import DTYPES
     from zerofit.machine.versions import probe_versions
-    from zerofit.planning.inference.plan_inference import plan_inference
-    from zerofit.planning.inference.plan_table import inference_table
-    from zerofit.planning.inference.problem import InferenceWorkload
+    from zerofit.planning.generation import GenerationProblem, check_spec, plan_generation
+
+    versions = probe_versions()
+    check_spec(spec, machine=machine, versions=versions, gather=gather)
+    precision = spec.overrides.get("precision") or DTYPES.get(source.facts.checkpoint_dtype, Precision.FP32)
+    problem = GenerationProblem(
+        model=source.facts,
+        call=call,
+        trace=None,
+        precision=precision,
+        machine=machine,
+        versions=versions,
+        spec=spec,
+        num_prompts=num_prompts,
+        gather=gather,
+    )
+    gpu = problem.gpu
+    trace = _trace(source, call, precision, spec, capability=gpu.compute_capability if gpu else None)
+    return plan_generation(replace(problem, trace=trace))
+
+
+def _trace(
+    source: ModelSource,
+    call: GenerateCall,
+    precision: Precision,
+    spec: RunSpec,
+    *,
+    capability: tuple[int, int] | None,
+) -> GenerationTrace | None:
+    """Return the model's traced passes; None if it can't be traced and the flags leave nothing to plan."""
+    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.models.trace.cache import default_cache_folder
+    from zerofit.models.trace.generation import trace_generation
+
+    asked = TraceRequest(sequence_length=call.prompt_length, weights=precision)
+    if capability is not None:
+        asked = replace(asked, compute_capability=capability)
+    try:
+        folder = default_cache_folder(os.environ, Path.home())
+        return trace_generation(source, call, asked, cache_folder=folder, as_on_cuda=capability is not None)
+    except UserError as error:
+        if spec.overrides.has("zero_stage") and spec.overrides.has("micro_batch_size"):
+            return None
+        error.fix = "give --zero-stage 0 or 3 and --batch-size: with both it starts without an estimate"
+        raise
+
+
+def _check_fit(planned: GenerationPlan, spec: RunSpec, *, is_resumed: bool) -> None:
+    from zerofit.planning.generation import FLAGS
     from zerofit.planning.plan import DOES_NOT_FIT
 
-    # The batch determines the seed: resumed sampling must use the original batches.
-    drawn = earlier_batch_size(out) if settings.samples and request.micro_batch_size is None else None
-    machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=request.on_cpu)
-    if not request.on_cpu:
-        check_gpu_is_here(machine)
-    plan = plan_inference(
-        model=facts,
-        machine=machine,
-        versions=probe_versions(),
-        workload=InferenceWorkload(
-            num_prompts=len(prompts),
-            longest_prompt=max(len(prompt.tokens) for prompt in prompts),
-            max_new_tokens=settings.max_new_tokens,
-            num_beams=settings.call.config.num_beams or 1,
-            num_return_sequences=settings.call.num_return_sequences,
-            gather=gather,
-        ),
-        request=request if drawn is None else replace(request, micro_batch_size=drawn),
-    )
-    if drawn is not None:
-        plan = _with_earlier_batch_size(plan, parts_folder(Path(out)))
-    observer.show(f"{inference_table(plan)}\n")
-    if not plan.fits:
-        raise UserError(
-            "nothing-fits",
-            "no layout fits",
-            found=f"--model {facts.name}: {plan.chosen.shortage}",
-            why="zerofit does not start runs that would run out of memory",
-            fix=plan.suggestions[0] if plan.suggestions else "use a smaller model, or a larger machine",
-            exit_code=DOES_NOT_FIT,
-        )
-    check_nvme_path(plan.as_plan())
-    return plan
-
-
-def _with_earlier_batch_size(plan: InferencePlan, parts: Path) -> InferencePlan:
-    """Return the plan with the unfinished results as reason for its batch size."""
-    why = f"from the unfinished results in {parts}: other batches sample other tokens"
-    suggestions = {"leave out --batch-size": f"rm -r {parts}, to restart with smaller batches"}
-    return replace(
-        plan,
-        reasons=tuple(
-            replace(one, why=why, origin=Origin.PLANNER) if one.field == "micro_batch_size" else one
-            for one in plan.reasons
-        ),
-        suggestions=tuple(suggestions.get(words, words) for words in plan.suggestions),
+    if planned.fits:
+        return
+    pinned = [FLAGS[name] for name in _OF_LAYOUT if spec.overrides.has(name)]
+    more = "use more or larger GPUs, --param-offload nvme with --nvme-path, or a smaller --max-new-tokens"
+    if is_resumed:
+        pinned, more = [], f"{more}, or write to another --out: the unfinished results fix the batch size"
+    raise UserError(
+        "nothing-fits",
+        "no layout fits",
+        found=f"--model {planned.problem.model.name}: {planned.chosen.shortage}",
+        why="zerofit does not start runs that would run out of memory",
+        fix=f"leave out {' and '.join(pinned)}, or {more}" if pinned else more,
+        exit_code=DOES_NOT_FIT,
     )
 
 
-def _rendezvous(nodes: Nodes, plan: InferencePlan) -> Rendezvous:
+def _rendezvous(nodes: Nodes, plan: Plan) -> Rendezvous:
     """Return the rendezvous, with the GPUs of this node that the ranks use."""
     from zerofit.configs.write.command import first_gpu, is_on_one_of_many_gpus
     from zerofit.launching.nodes import find_rendezvous
 
     found = find_rendezvous(nodes, plan.topology)
-    if not is_on_one_of_many_gpus(plan.as_plan()):
+    if not is_on_one_of_many_gpus(plan):
         return found
     return replace(found, gpu_ids=first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 

@@ -17,6 +17,7 @@ from zerofit.models.task import Task
 if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
     from zerofit.generation.model_kind import Positions
+    from zerofit.models.source import ModelSource
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 """Single weight files, in transformers' order of precedence (transformers 5.23, modeling_utils.py,
@@ -88,8 +89,8 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
     return tokenizer
 
 
-def facts_for_generation(text: str, folder: Path, *, trust_remote_code: bool) -> tuple[ModelFacts, Any]:
-    """Return a model's facts and transformers' config of it.
+def source_for_generation(text: str, folder: Path, *, trust_remote_code: bool) -> tuple[ModelSource, Any]:
+    """Return a model's facts with where they come from, and transformers' config of it.
 
     Raises:
         UserError: it has no head that generates text.
@@ -105,9 +106,8 @@ def facts_for_generation(text: str, folder: Path, *, trust_remote_code: bool) ->
         )
     from transformers import AutoConfig
 
-    return dataclasses.replace(source.facts, name=text), AutoConfig.from_pretrained(
-        folder, trust_remote_code=trust_remote_code
-    )
+    named = dataclasses.replace(source, facts=dataclasses.replace(source.facts, name=text))
+    return named, AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 def positions_for_generation(facts: ModelFacts, config: Any) -> Positions:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.configs.write.write_files import not_writable
 from zerofit.core.errors import UserError
-from zerofit.generation.results.parts import check_free, kept_batch_size, kept_lines
+from zerofit.generation.results import check_free, kept_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +48,10 @@ def check_out(out: str) -> None:
         raise not_writable(f"{os.strerror(errno.EACCES)}: {path.parent}", flag="--out FILE")
 
 
-def earlier_batch_size(out: str) -> int | None:
-    """Return the batch size of an earlier run's results; None if there are none."""
+def kept_batch_size(out: str) -> int | None:
+    """Return the prompts per call of unfinished results; None if there are none."""
     try:
-        return None if out == STDOUT else kept_batch_size(Path(out))
+        return None if out == STDOUT else kept_results(Path(out).absolute()).batch_size
     except OSError:  # the next check will report it
         return None
 
@@ -64,7 +64,7 @@ def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
     """
     if out.exists():
         return f"all results are in {out}"
-    num_done = len(kept_lines(out))
+    num_done = len(kept_results(out).lines)
     if not num_done:
         return ""
     command = "the same command" if is_named else f"the same command with --out {out}"

@@ -1,59 +1,54 @@
-"""The prompts of `zerofit generate`: read, tokenized, and checked against the model's maximum length."""
+"""The prompts of `zerofit generate`: read from a text or JSONL file, and tokenized."""
 
 from __future__ import annotations
 
+import json
 import sys
-from array import array
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, first_line, nearest
-from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines, shorten
-from zerofit.generation.prompts import room_for_new
+from zerofit.generation.prompts import read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.generation.model_kind import Positions
-    from zerofit.generation.prompt_lines import Chat, PromptLine, PromptLines
+    from zerofit.generation.prompts import Tokens
 
 STDIN = "-"
-_TEXTS_PER_CALL = 1000
-"""Texts encoded in one call. ASSUMPTION: enough for all cores, with an output of megabytes."""
-_FORMATS = {
-    ".txt": PromptFormat.TEXT,
-    ".jsonl": PromptFormat.JSONL,
-    ".ndjson": PromptFormat.JSONL,
-    ".json": PromptFormat.JSONL,
-    "": PromptFormat.JSONL,  # standard input, and /dev/fd/63 from a shell
-}
+COMPLETIONS = "completions"
+"""The field of results, which no prompt may have."""
+_PROMPT, _MESSAGES = "prompt", "messages"
+_OF_TEMPLATES = ("tools", "documents", "chat_template_kwargs")
+"""Further arguments of chat templates (transformers, apply_chat_template), which are refused."""
+_BOM = "\ufeff"
+_MOST_NAMED = 5
+"""Maximum number of findings in an error. ASSUMPTION: more would bury the fix."""
+_TEXT, _JSONL = ".txt", (".jsonl", ".ndjson", ".json", "")
+"""Extensions; standard input and /dev/fd/63 from a shell have none."""
+
+Chat = list[dict[str, Any]]
+"""Messages of a conversation as for chat templates: {"role", "content"} each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A tokenized prompt."""
+class PromptLine:
+    """A prompt of a file."""
 
-    line: PromptLine
-    tokens: array[int]
-    """Four bytes each, since there may be many long prompts."""
+    prompt: str | Chat
+    fields: dict[str, Any]
+    """All fields of the line, including the prompt; they are copied to the result."""
 
 
-def read_prompts_file(name: str) -> PromptLines:
-    """Return the prompts of a file, or of standard input for "-"."""
-    if name == STDIN:
-        if sys.stdin is None:  # closed by the shell: <&-
-            raise _unreadable(
-                "--prompts -: standard input is closed", "give them with | or <, or name a file"
-            )
-        if sys.stdin.isatty():
-            print("zerofit: --prompts -: write prompts as JSONL, and end with Ctrl-D", file=sys.stderr)
-        return read_prompt_lines(sys.stdin.buffer.read(), name="standard input", form=PromptFormat.JSONL)
-    path = Path(name)
-    form = _FORMATS.get(path.suffix.lower())
-    if form is None:
+def read_prompts_file(name: str) -> tuple[PromptLine, ...]:
+    """Return the prompts of a file, or of standard input for "-", one per line; empty lines are skipped.
+
+    Raises:
+        UserError: the file can't be read, or has invalid lines, which the error names.
+    """
+    suffix = "" if name == STDIN else Path(name).suffix.lower()
+    if suffix != _TEXT and suffix not in _JSONL:
         raise UserError(
             "prompts-kind-unknown",
             "the extension of the prompts file is not supported",
@@ -61,8 +56,73 @@ def read_prompts_file(name: str) -> PromptLines:
             why="supported are .jsonl (a JSON string or object per line) and .txt (a prompt per line)",
             fix="use one of these formats",
         )
+    text = _decoded(_content(name), name)
+    lines: list[PromptLine] = []
+    findings: list[str] = []
+    for number, row in enumerate(text.split("\n"), 1):  # no other newlines: JSON allows U+2028 in a string
+        line = row.removesuffix("\r")
+        if not line.strip():
+            continue
+        try:
+            fields = {_PROMPT: line} if suffix == _TEXT else _of_json(line)
+            lines.append(PromptLine(prompt=_prompt_of(fields), fields=fields))
+        except ValueError as finding:
+            findings.append(f"line {number}: {finding}")
+    if findings:
+        raise _not_prompts(findings, name, is_one_list=text.lstrip()[:1] == "[")
+    if not lines:
+        raise UserError(
+            "prompts-empty",
+            "there is no prompt",
+            found=f"{name}: {'only blank lines' if text else 'it is empty'}",
+            why="there is nothing to generate from",
+            fix="name a file with one prompt per line",
+        )
+    return tuple(lines)
+
+
+def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> tuple[Tokens, ...]:
+    """Return the tokens of the prompts.
+
+    Args:
+        as_chat: whether a plain prompt is a user message of a chat.
+
+    Raises:
+        UserError: there is no chat template, or it refuses a chat, or a prompt has no tokens.
+    """
+    found: list[Tokens] = []
+    for line in lines:
+        prompt = line.prompt
+        if as_chat and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        try:
+            found += read_prompts([prompt], tokenizer)
+        except UserError as error:
+            error.found = error.found.replace("prompt 0", f"prompt {len(found)}")
+            raise
+        except Exception as error:  # whatever a template raises
+            raise UserError(
+                "chat-refused",
+                "the chat template refuses a chat",
+                found=f"prompt {len(found)}: {first_line(error)}",
+                why="the tokenizer's template converts messages to the format that the model was trained on",
+                fix="write the messages as documented for the model, or pass --chat-template FILE",
+                see="https://huggingface.co/docs/transformers/chat_templating",
+            ) from None
+    return tuple(found)
+
+
+def _content(name: str) -> bytes:
+    if name == STDIN:
+        if sys.stdin is None:  # closed by the shell: <&-
+            fix = "give them with | or <, or name a file"
+            raise _unreadable("--prompts -: standard input is closed", fix)
+        if sys.stdin.isatty():
+            print("zerofit: --prompts -: write prompts as JSONL, and end with Ctrl-D", file=sys.stderr)
+        return sys.stdin.buffer.read()
+    path = Path(name)
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         others = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         near = nearest(path.name, others) if isinstance(error, FileNotFoundError) else None
@@ -72,7 +132,68 @@ def read_prompts_file(name: str) -> PromptLines:
             else "name a file with one prompt per line"
         )
         raise _unreadable(f"--prompts {path}: {error.strerror}", fix) from None
-    return read_prompt_lines(data, name=name, form=form)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8").removeprefix(_BOM)
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            "prompts-no-text",
+            "the file of prompts is not UTF-8 text",
+            found=f"{name}: line {number}",
+            why="prompts must be UTF-8; this file is binary or in another encoding",
+            fix="save it as UTF-8",
+        ) from None
+
+
+def _of_json(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line, parse_constant=_no_number)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"invalid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("invalid JSON: lists and objects are nested too deep") from None
+    if isinstance(value, str):
+        return {_PROMPT: value}
+    if not isinstance(value, dict):
+        raise ValueError("neither a string nor an object")
+    return value
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"invalid JSON: {word} is not a JSON number")
+
+
+def _prompt_of(fields: dict[str, Any]) -> str | Chat:
+    """Return the prompt in an object."""
+    given = [name for name in (_PROMPT, _MESSAGES) if name in fields]
+    if len(given) != 1:
+        raise ValueError('both "prompt" and "messages"' if given else 'no "prompt" and no "messages"')
+    if COMPLETIONS in fields:
+        raise ValueError(f'a field "{COMPLETIONS}", which is reserved for the result')
+    prompt = fields[given[0]]
+    try:
+        json.dumps(prompt, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(r"a lone surrogate (such as \ud83d without its other half)") from None
+    if given == [_PROMPT]:
+        if not isinstance(prompt, str) or not prompt:
+            raise ValueError('"prompt" is not a string' if not isinstance(prompt, str) else "an empty prompt")
+        return prompt
+    if beside := [name for name in _OF_TEMPLATES if fields.get(name)]:
+        raise ValueError(f'"{beside[0]}" beside "messages": what a template gets is "messages" alone')
+    if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
+        raise ValueError('"messages" is not a list of objects with "role" and "content"')
+    return prompt
+
+
+def _is_message(message: Any) -> bool:
+    """Return True if a template can read a message; one of tool calls alone may have null as content."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    return message.get("content") is not None or bool("content" in message and message.get("tool_calls"))
 
 
 def _unreadable(found: str, fix: str) -> UserError:
@@ -85,101 +206,15 @@ def _unreadable(found: str, fix: str) -> UserError:
     )
 
 
-def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> tuple[Prompt, ...]:
-    """Return the tokenized prompts.
-
-    Args:
-        as_chat: whether a plain prompt is a user message of a chat.
-
-    Raises:
-        UserError: there is no chat template, or it refuses a chat, or a prompt has no tokens.
-    """
-    texts: list[str] = []
-    are_chats = [as_chat or not isinstance(line.prompt, str) for line in lines]
-    refused = []
-    for line, is_chat in zip(lines, are_chats, strict=True):
-        if is_chat and tokenizer.chat_template is None:
-            raise _no_template(line, tokenizer)
-        try:
-            texts.append(_templated(line.prompt, tokenizer) if is_chat else str(line.prompt))
-        except Exception as error:  # whatever a template raises
-            refused.append(f"line {line.number}: {first_line(error)}")
-    if refused:
-        raise UserError(
-            "chat-refused",
-            "the chat template refuses some of the chats",
-            found=shorten(refused),
-            why="templates may require certain roles in a certain order",
-            fix="write the messages as documented for the model",
-        )
-    tokens = _encoded(texts, are_chats, tokenizer)
-    empty = [f"line {line.number}" for line, ids in zip(lines, tokens, strict=True) if not ids]
-    if empty:
-        raise UserError(
-            "prompt-without-tokens",
-            "prompts have no tokens",
-            found=shorten(empty),
-            why="after tokenization nothing is left to continue",
-            fix="leave those lines out",
-        )
-    return tuple(Prompt(line=line, tokens=ids) for line, ids in zip(lines, tokens, strict=True))
-
-
-def check_lengths(
-    prompts: Sequence[Prompt], *, max_new_tokens: int, positions: Positions, has_encoder: bool
-) -> None:
-    """Check that the model has positions for each prompt and its completion, as the ranks will."""
-    has = positions.num_prompt_tokens if has_encoder else positions.num_tokens
-    most = has if has_encoder or has is None else has - 1
-    long = [prompt for prompt in prompts if most is not None and len(prompt.tokens) > most]
-    if long:
-        raise UserError(
-            "prompt-too-long",
-            "prompts are longer than the model's positions",
-            found=shorten(f"line {prompt.line.number}: {len(prompt.tokens)} tokens" for prompt in long),
-            why=f"the model has {has} positions; beyond them it fails or generates nonsense"
-            + ("" if has_encoder else "; at least one is for the completion"),
-            fix=f"shorten them to {most} tokens, or leave them out",
-        )
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    room = room_for_new(longest, positions, is_encoder_decoder=has_encoder)
-    if room is not None and max_new_tokens > room:
-        before = "the decoder's start token" if has_encoder else f"a prompt of {longest} tokens"
-        raise UserError(
-            "completion-too-long",
-            "the model has no positions for completions of this length",
-            found=f"at most {max_new_tokens} new tokens, and {before}",
-            why=f"the model has {positions.num_tokens} positions; beyond them it fails or generates nonsense",
-            fix=f"set --max-new-tokens to {room} or less"
-            + ("" if has_encoder else ", or shorten the longest prompts"),
-        )
-
-
-def _templated(prompt: str | Chat, tokenizer: Any) -> str:
-    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
-
-
-def _encoded(texts: Sequence[str], are_chats: Sequence[bool], tokenizer: Any) -> list[array[int]]:
-    """Return the tokens of texts; chats have special tokens from their template."""
-    found: list[array[int]] = []
-    for is_chat, group in groupby(zip(are_chats, texts, strict=True), key=itemgetter(0)):
-        group_texts = [text for _, text in group]
-        for begin in range(0, len(group_texts), _TEXTS_PER_CALL):
-            chunk = group_texts[begin : begin + _TEXTS_PER_CALL]
-            # Not verbose: the tokenizer warns about its own maximum, which is not the model's.
-            encoded = tokenizer(chunk, add_special_tokens=not is_chat, verbose=False)
-            found += (array("i", ids) for ids in encoded["input_ids"])
-    return found
-
-
-def _no_template(line: PromptLine, tokenizer: Any) -> UserError:
-    found = "--chat" if isinstance(line.prompt, str) else f'"messages" on line {line.number}'
+def _not_prompts(findings: list[str], name: str, *, is_one_list: bool) -> UserError:
+    num_more = len(findings) - _MOST_NAMED
+    more = [f"and {num_more} more"] if num_more > 0 else []
     return UserError(
-        "no-chat-template",
-        "the tokenizer has no chat template",
-        found=f"{found}; {type(tokenizer).__name__} of {tokenizer.name_or_path}",
-        why="the template converts messages to the format that the model was trained on",
-        fix="pass one with --chat-template FILE, or write the whole text as prompt",
-        see="https://huggingface.co/docs/transformers/chat_templating",
+        "prompts-broken",
+        "the file of prompts has invalid lines",
+        found=f"{name}: {'; '.join([*findings[:_MOST_NAMED], *more])}",
+        why='a line of JSONL is a string, or an object with "prompt" or "messages"',
+        fix=f"write one element of the list a line: jq -c '.[]' {name}"
+        if is_one_list
+        else "fix the lines, or rename a plain text file with one prompt per line to .txt",
     )

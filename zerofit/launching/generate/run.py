@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Engine
+from zerofit.core.strategy import DTYPES, Engine
 from zerofit.generation.generation_job import GenerationJob, job_to_json
-from zerofit.generation.results.parts import check_claim, kept_lines, not_writable, parts_folder
-from zerofit.launching.generate.output import STDOUT, earlier_batch_size
+from zerofit.generation.results import check_results, kept_results, not_writable
+from zerofit.launching.generate.output import STDOUT
 from zerofit.launching.start import PlannedLaunch, launch_files
 
 if TYPE_CHECKING:
     from zerofit.configs.write.command import Rendezvous
+    from zerofit.core.plan import Plan
     from zerofit.generation.generation_job import Gather
-    from zerofit.launching.generate.prompts import Prompt
+    from zerofit.generation.prompts import Tokens
+    from zerofit.launching.generate.prompts import PromptLine
     from zerofit.launching.generate.settings import GenerationSettings
     from zerofit.launching.run_folder import RunFolder
-    from zerofit.planning.inference.problem import InferencePlan
 
 _PROGRAM = "zerofit.generation.program"
 _FINGERPRINTED = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})
@@ -37,9 +38,13 @@ class GenerationRun:
     model: Path
     tokenizer: Path
     trust_remote_code: bool
-    prompts: tuple[Prompt, ...]
+    lines: tuple[PromptLine, ...]
+    prompts: tuple[Tokens, ...]
+    """Of each line."""
     settings: GenerationSettings
-    plan: InferencePlan
+    plan: Plan
+    largest_parameter: int
+    """Elements of the model's largest parameter."""
     gather: Gather
     seed: int
     out: str
@@ -47,49 +52,58 @@ class GenerationRun:
     rendezvous: Rendezvous
     """Where the ranks meet."""
 
+    @property
+    def batch_size(self) -> int:
+        """Prompts per call on one rank."""
+        return self.plan.strategy.micro_batch_size or 1
+
+    @property
+    def dtype(self) -> str:
+        """Format of the weights by torch's name, such as "bfloat16"."""
+        return next(name for name, kind in DTYPES.items() if kind is self.plan.strategy.precision)
+
     @cached_property
     def fingerprint(self) -> str:
         """Of everything that affects the results, unlike their place and the number of ranks."""
         settings = self.settings
+        config = settings.call.config.to_dict().items()
+        values = {name: str(value) for name, value in config if value not in (None, False)}
         # Batches affect sampling, since each has its own seed.
-        drawn = [self.seed, self.plan.batch_size] if settings.samples else None
+        drawn = [self.seed, self.batch_size] if settings.samples else None
         folders = [_stamp(self.model), _stamp(self.tokenizer)]
-        whole = [folders, settings.whole, settings.max_new_tokens, self.plan.dtype, drawn]
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode())
-        for prompt in self.prompts:
-            digest.update(f"\n{json.dumps([prompt.line.fields, prompt.tokens.tolist()])}".encode())
+        whole = [folders, values, settings.max_new_tokens, self.dtype, drawn]
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode())
+        for line, tokens in zip(self.lines, self.prompts, strict=True):
+            digest.update(f"\n{json.dumps([line.fields, tokens])}".encode())
         return digest.hexdigest()
 
     def count_done(self) -> int:
-        """Return the number of prompts done by an earlier run of the same job; nothing is written.
+        """Return the number of prompts done by an earlier start of the same run; nothing is written.
 
         Raises:
-            UserError: there are unfinished results of another job, or another run is writing them.
+            UserError: there are unfinished results of another run, or a living one is writing them.
         """
         # Node 0 decides: copies of a model have different times.
         if self.out == STDOUT or self.rendezvous.machine_rank:
             return 0
         out = Path(self.out).absolute()
         try:
-            check_claim(out, fingerprint=self.fingerprint, resume=True)
-            return len(kept_lines(out))
+            check_results(out, run=self.fingerprint, resume=True)
+            return len(kept_results(out).lines)
         except UserError as error:
-            drawn, batch_size = earlier_batch_size(self.out), self.plan.batch_size
-            if (
-                error.rule == "generate-other-parts"
-                and self.settings.samples
-                and drawn not in (None, batch_size)
-            ):
-                error.found += f"; in batches of {drawn} prompts, but {batch_size} are requested"
-                error.fix += f"; if batches alone differ: --batch-size {drawn}"
+            earlier = kept_results(out).batch_size
+            if error.rule == "generate-other-parts" and self.settings.samples and earlier != self.batch_size:
+                error.fix += f"; if only batches differ: --batch-size {earlier}"
             raise
         except OSError as error:
-            raise not_writable(parts_folder(out), error) from None
+            raise not_writable(out, error) from None
 
     def files(self, folder: RunFolder) -> dict[Path, str]:
         """Return the text of each file of the run folder before the start."""
+        pairs = zip(self.lines, self.prompts, strict=True)
+        prompts = (json.dumps({"tokens": tokens, "fields": line.fields}) + "\n" for line, tokens in pairs)
         files = {
-            _prompts_file(folder): "".join(map(_prompt_line, self.prompts)),
+            _prompts_file(folder): "".join(prompts),
             _job_file(folder): job_to_json(self.job(folder)),
             **launch_files(self.launch(folder), folder),
         }
@@ -100,7 +114,7 @@ class GenerationRun:
     def launch(self, folder: RunFolder) -> PlannedLaunch:
         """Return the launch of the ranks."""
         target = ("-m", _PROGRAM, str(_job_file(folder)))
-        return PlannedLaunch(plan=self.plan.as_plan(), target=target, rendezvous=self.rendezvous)
+        return PlannedLaunch(plan=self.plan, target=target, rendezvous=self.rendezvous)
 
     def job(self, folder: RunFolder) -> GenerationJob:
         """Return the job file's content."""
@@ -111,8 +125,8 @@ class GenerationRun:
             prompts=str(_prompts_file(folder)),
             out=str(self.out_file(folder)),
             fingerprint=self.fingerprint,
-            dtype=self.plan.dtype,
-            batch_size=self.plan.batch_size,
+            dtype=self.dtype,
+            batch_size=self.batch_size,
             max_new_tokens=self.settings.max_new_tokens,
             gather=self.gather,
             seed=self.seed,
@@ -126,11 +140,16 @@ class GenerationRun:
         return folder.path / "results.jsonl" if self.out == STDOUT else Path(self.out).absolute()
 
     def _deepspeed_config(self) -> dict[str, Any]:
-        """Return DeepSpeed's configuration, with numbers where a script would decide."""
+        """Return DeepSpeed's configuration, with numbers where a script would decide.
+
+        A buffer between NVMe and GPU holds the largest shard: a larger one ends the run with "More elements
+        than buffer size" (deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py:357).
+        """
         config = deepspeed_config(self.plan.strategy, trains=False)
         offload = config["zero_optimization"].get("offload_param", {})
         if "buffer_size" in offload:
-            offload["buffer_size"] = max(offload["buffer_size"], self.plan.chosen.nvme_buffer_elements)
+            shard = -(-self.largest_parameter // self.plan.topology.world_size)
+            offload["buffer_size"] = max(offload["buffer_size"], shard)
         return config
 
 
@@ -140,11 +159,6 @@ def _prompts_file(folder: RunFolder) -> Path:
 
 def _job_file(folder: RunFolder) -> Path:
     return folder.path / "generation.json"
-
-
-def _prompt_line(prompt: Prompt) -> str:
-    document = {"line": prompt.line.number, "tokens": prompt.tokens.tolist(), "fields": prompt.line.fields}
-    return json.dumps(document) + "\n"
 
 
 def _stamp(folder: Path) -> list[Any]:

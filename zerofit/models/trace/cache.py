@@ -38,14 +38,19 @@ def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:
     return cache_folder(environment, home) / "traces"
 
 
-def key_of(source: ModelSource, request: TraceRequest) -> str:
-    """Return the name of a trace: a digest of the model, the request, the versions and the tracer itself."""
+def key_of(source: ModelSource, request: TraceRequest, *more: str) -> str:
+    """Return the name of a trace: a digest of the model, the request, the versions and the tracer itself.
+
+    Args:
+        more: words on what else determines the trace.
+    """
     inputs = {
         "config": source.config,
         "task": source.task.value,
         "place": source.place if source.trust_remote_code else None,
         "request": dataclasses.asdict(request),
         "versions": {name: _version(name) for name in _PACKAGES},
+        "more": more,
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode())
     files = [path for pattern in _TRACER_FILES for path in sorted(_ZEROFIT.glob(pattern))]

@@ -126,23 +126,38 @@ def trace_made(
         UserError: the model can't run on fake tensors, or not with this request. Errors of zerofit's own
             code are passed on unchanged.
     """
+    with on_fake_tensors(name, replace(request, attention=request.attention or attention)):
+        model = make_model()
+        if request.tensor_parallel_size > 1:
+            cut_layers(model, Absent(request.tensor_parallel_size))
+        if request.pipeline_parallel_size > 1:
+            from zerofit.models.changes.stages import keep_stages  # imports torch
+
+            keep_stages(model, request.pipeline_place, request.pipeline_parallel_size, request.stage_blocks)
+
+        def run(skeleton: Skeleton, samples: int) -> RawLog[int]:
+            return run_micro_batch(model, skeleton, samples, request, feed=feed, loss=loss)
+
+        with as_one_rank(model, request):
+            tracing = Tracing(model, request, run, on_progress or (lambda _: None))
+            return tracing.trace(all_layers=all_layers)
+
+
+@contextmanager
+def on_fake_tensors(name: str, request: TraceRequest) -> Iterator[None]:
+    """Make tensors inside have shapes but no values.
+
+    Args:
+        name: of the model, for messages.
+
+    Raises:
+        UserError: code inside fails on such tensors. Errors of zerofit's own code are passed on unchanged.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    flash = flash_package(replace(request, attention=request.attention or attention))
-    with _quiet(), flash, FakeTensorMode(allow_non_fake_inputs=True):
+    with _quiet(), flash_package(request), FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            model = make_model()
-            if request.tensor_parallel_size > 1:
-                cut_layers(model, Absent(request.tensor_parallel_size))
-            if request.pipeline_parallel_size > 1:
-                from zerofit.models.changes.stages import keep_stages  # imports torch
-
-                keep_stages(
-                    model, request.pipeline_place, request.pipeline_parallel_size, request.stage_blocks
-                )
-            tracing = _Tracing(model, request, on_progress or (lambda _: None), feed, loss)
-            with as_one_rank(model, request):
-                return tracing.trace(all_layers=all_layers)
+            yield
         except UserError:
             raise
         except Exception as error:
@@ -224,14 +239,14 @@ def describe(model: Any) -> Skeleton:
 
 
 @dataclass(slots=True)
-class _Tracing:
+class Tracing:
     """Runs one model at several sizes, with few or all of its layers."""
 
     model: Any
     request: TraceRequest
+    run: Callable[[Skeleton, int], RawLog[int]]
+    """Records the model with a number of samples; some of its layers may be missing."""
     say: Callable[[str], None]
-    feed: Feed = collated
-    loss: ScriptLoss | None = None
     skeleton: Skeleton = field(init=False)
     stacks: tuple[Stack, ...] = ()
     runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
@@ -240,6 +255,7 @@ class _Tracing:
         self.skeleton = describe(self.model)
 
     def trace(self, *, all_layers: bool) -> Trace:
+        """Return the logs of the whole model."""
         for shift in () if all_layers else (0, 1):
             self.stacks = find_stacks(self.model, shift)
             if not self.stacks:
@@ -308,9 +324,7 @@ class _Tracing:
             few = "".join(f", {stack.few(more)} of {stack.num_layers} layers" for stack in self.stacks)
             self.say(f"micro-batch {samples}{few}")
             with shortened(self.model, self.stacks, more):
-                self.runs[key] = run_micro_batch(
-                    self.model, self.skeleton, samples, self.request, feed=self.feed, loss=self.loss
-                )
+                self.runs[key] = self.run(self.skeleton, samples)
         return self.runs[key]
 
     def _whole(self, log: AffineLog, samples: int) -> AffineLog:

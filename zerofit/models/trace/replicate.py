@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
@@ -11,7 +12,7 @@ from zerofit.models.trace.affine import AffineLog
 from zerofit.models.trace.raw import CALL, sort_frees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from zerofit.models.trace.layers import Stack
     from zerofit.models.trace.raw import Skeleton
@@ -28,15 +29,17 @@ class _Segment:
     start: int
     end: int
     layer: int
+    run: int
+    """Number of its pass: of forward passes, or 1 for the backward pass; -1 without a layer."""
     is_forward: bool
 
 
 def replicate(log: AffineLog, skeleton: Skeleton, stack: Stack, *, num_layers: int, copies: int) -> AffineLog:
     """Return the log with additional periods of a stack.
 
-    A layer's events are those from the start of its forward to the start of the next one's, and from where
-    the backward pass reaches it to where it reaches the layer before. They may refer to storages of their own
-    layer and of its two neighbours, and to others that are equal for all layers.
+    A layer's events are those from the start of its forward to the start of the next one's, in each forward
+    pass, and from where the backward pass reaches it to where it reaches the layer before. They may refer to
+    storages of their own layer and of its two neighbours, and to others that are equal for all layers.
 
     Args:
         log: of the shortened model.
@@ -63,7 +66,7 @@ class _Replication:
         self._layer = re.compile(rf"{re.escape(stack.path)}\.(\d+)(?=\.|$)")
         self._segments = self._cut()
         self._owners = self._find_owners()
-        self._new: dict[tuple[bool, int, int], int] = {}
+        self._new: dict[tuple[int, int, int], int] = {}
         self._elsewhere: dict[int, int] = {}
         self._out = AffineLog(calls=log.calls, operator_names=log.operator_names)
 
@@ -74,28 +77,45 @@ class _Replication:
         return self._out
 
     def _cut(self) -> list[_Segment]:
-        log, total = self._log, self._num_layers
-        turn = log.codes.index(Event.FORWARD_ENDS)
-        layers = [self._numbers[f"{self._stack.path}.{index}"] for index in range(total)]
-        starts = [self._find(Event.FORWARD_ENTER, layer, 0, turn) for layer in layers]
-        end = self._find(Event.FORWARD_LEAVE, layers[-1], starts[-1], turn) + 1
-        while log.codes[end] == Event.FREE:
+        log, order = self._log, range(self._num_layers)
+        layers = [self._numbers[f"{self._stack.path}.{index}"] for index in order]
+        turns = [place for place, code in enumerate(log.codes) if code == Event.FORWARD_ENDS]
+        found: list[_Segment] = []
+        for first, last in pairwise([0, *turns]):
+            entered = zip(log.codes[first:last], log.arguments[first:last], strict=True)
+            if not first or (Event.FORWARD_ENTER, layers[0]) in entered:
+                edges = self._forward_edges(layers, first, last)
+                found += _segments(edges, order, len(found), is_forward=True)
+        if Event.BACKWARD_ENTER in log.codes:
+            edges = self._backward_edges(layers, turns[0])
+            found += _segments(edges, reversed(order), len(found), is_forward=False)
+        segments, end = list[_Segment](), 0
+        for segment in found:
+            if segment.start < end:
+                raise NotPeriodicError(f"the layers of {self._stack.path} overlap")
+            if segment.start > end:
+                segments.append(_Segment(end, segment.start, -1, -1, True))
+            segments.append(segment)
+            end = segment.end
+        return [*segments, _Segment(end, len(log.codes), -1, -1, True)]
+
+    def _forward_edges(self, layers: list[int], first: int, last: int) -> list[int]:
+        """Return where each layer's forward begins, and where the last one's ends with what it frees."""
+        codes = self._log.codes
+        starts = [self._find(Event.FORWARD_ENTER, layer, first, last) for layer in layers]
+        end = self._find(Event.FORWARD_LEAVE, layers[-1], starts[-1], last) + 1
+        while end < len(codes) and codes[end] == Event.FREE:
             end += 1
-        starts.append(end)
-        backs = [self._find(Event.BACKWARD_ENTER, layer, turn, len(log.codes)) for layer in reversed(layers)]
-        tail = len(log.codes)
-        while log.codes[tail - 1] == Event.FREE:
+        return [*starts, end]
+
+    def _backward_edges(self, layers: list[int], turn: int) -> list[int]:
+        """Return where the backward pass reaches each layer, from the last, and where it ends."""
+        codes = self._log.codes
+        backs = [self._find(Event.BACKWARD_ENTER, layer, turn, len(codes)) for layer in reversed(layers)]
+        tail = len(codes)
+        while codes[tail - 1] == Event.FREE:
             tail -= 1  # events after the last layer
-        backs.append(tail)
-        edges = [*starts, *backs]
-        if edges != sorted(edges):
-            raise NotPeriodicError(f"the layers of {self._stack.path} overlap")
-        segments = [_Segment(0, starts[0], -1, True)]
-        segments += [_Segment(starts[t], starts[t + 1], t, True) for t in range(total)]
-        segments.append(_Segment(starts[-1], backs[0], -1, True))
-        segments += [_Segment(backs[t], backs[t + 1], total - 1 - t, False) for t in range(total)]
-        segments.append(_Segment(tail, len(log.codes), -1, False))
-        return segments
+        return [*backs, tail]
 
     def _find(self, code: int, argument: int, start: int, end: int) -> int:
         log = self._log
@@ -104,8 +124,8 @@ class _Replication:
                 return place
         raise NotPeriodicError(f"no event {code} of {self._skeleton.modules[argument]}")
 
-    def _find_owners(self) -> dict[int, tuple[bool, int, int]]:
-        """Return the direction, the layer and the rank within the layer of each storage allocated in a layer.
+    def _find_owners(self) -> dict[int, tuple[int, int, int]]:
+        """Return the run, the layer and the rank within the layer of each storage allocated in a layer.
 
         Gradient sums, which no other layer refers to, are ranked from -1 down: the first of several layers
         that read one tensor gives the view to which only the first sum is added.
@@ -121,9 +141,9 @@ class _Replication:
                     continue
                 if self._log.kinds[storage] == TensorKind.SUM:
                     num_sums += 1
-                    owners[storage] = (segment.is_forward, segment.layer, -num_sums)
+                    owners[storage] = (segment.run, segment.layer, -num_sums)
                 else:
-                    owners[storage] = (segment.is_forward, segment.layer, num_others)
+                    owners[storage] = (segment.run, segment.layer, num_others)
                     num_others += 1
         return owners
 
@@ -138,7 +158,7 @@ class _Replication:
             yield segment, moved
             if not is_last_before:
                 continue
-            same = [one for one in copied if one.is_forward == segment.is_forward]
+            same = [one for one in copied if one.run == segment.run]
             turns = range(1, self._copies + 1)
             for turn in turns if segment.is_forward else reversed(turns):
                 for one in same:
@@ -170,8 +190,8 @@ class _Replication:
         owner = self._owners.get(index)
         if owner is None:
             return self._elsewhere[index]
-        is_forward, layer, rank = owner
-        key = (is_forward, self._moved(layer, segment, instance), rank)
+        run, layer, rank = owner
+        key = (run, self._moved(layer, segment, instance), rank)
         if key not in self._new:
             raise NotPeriodicError("neighbouring layers do not make the same storages")
         return self._new[key]
@@ -217,3 +237,9 @@ class _Replication:
             elif code not in (CALL, Event.FORWARD_ENDS):
                 argument = self._module(argument, segment, instance)
             out.note(code, argument)
+
+
+def _segments(edges: list[int], layers: Iterable[int], run: int, *, is_forward: bool) -> list[_Segment]:
+    """Return a segment for each layer, from one edge to the next."""
+    spans = zip(pairwise(edges), layers, strict=True)
+    return [_Segment(start, end, layer, run, is_forward) for (start, end), layer in spans]

@@ -20,7 +20,7 @@ from zerofit.models.trace.recorder import Recorder, watching
 from zerofit.models.trace.triton_kernels import kernels_skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from zerofit.core.allocation_log import TraceRequest
@@ -56,8 +56,26 @@ def run_micro_batch(
         loss: computes the loss, if the model alone does not.
         as_on_cuda: whether CUDA kernels replace the CPU's.
     """
+    others = loss.others if loss else ()
+    with recording(model, skeleton, request, others=others, as_on_cuda=as_on_cuda) as recorder:
+        forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
+        recorder.close()
+        model.zero_grad(set_to_none=True)
+    return recorder.log
+
+
+@contextmanager
+def recording(
+    model: Any, skeleton: Skeleton, request: TraceRequest, *, others: Iterable[Any] = (), as_on_cuda: bool
+) -> Iterator[Recorder]:
+    """Record what a model does inside.
+
+    Args:
+        others: more modules, whose weights are no activations either.
+        as_on_cuda: whether CUDA kernels replace the CPU's.
+    """
     recorder = Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
-    for module in (model, *(loss.others if loss else ())):
+    for module in (model, *others):
         for tensor in (*module.parameters(), *module.buffers()):
             recorder.ignore(tensor)
     with ExitStack() as stack:
@@ -68,10 +86,7 @@ def run_micro_batch(
             stack.enter_context(kernels_skipped(recorder.note_kernel))
             stack.enter_context(cut_losses(recorder.note_kernel))
             stack.enter_context(cuda_like(request))
-        forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
-        recorder.close()
-        model.zero_grad(set_to_none=True)
-    return recorder.log
+        yield recorder
 
 
 def forward_and_backward(

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.request import FLAGS
-
 from zerofit.core.command import Route
+from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Lora, Strategy
 

@@ -19,8 +19,8 @@ from zerofit.checking.rule import (
 )
 from zerofit.checking.situation import UnknownFact, known
 from zerofit.core.command import Launcher, Route
+from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import Topology
-from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Strategy, show
 
 if TYPE_CHECKING:
