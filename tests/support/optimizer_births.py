@@ -67,6 +67,7 @@ def measured(
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     known = [*parameters, *(one.grad for one in parameters if one.grad is not None)]
+    make(parameters)  # imports its library, which may make tensors of its own
     births = Births(known)
     with births:
         optimizer = make(parameters)
