@@ -60,8 +60,8 @@ _COMPILER = re.compile(r"(?:\w+-linux-gnu-)?([a-z+]+)(?:-\d+)?")
 _HARMLESS_MODULES = {"joblib", "json", "pip", "platform"}
 """Packages that `python -m` may run."""
 _HARMLESS_FILES = ("/torch/_inductor/", "/cpuinfo/cpuinfo.py")
-"""In the path of torch's programs for parallel compilation, and of py-cpuinfo, which runs itself when DeepSpeed
-loads its CPU Adam (0.19: ops/op_builder/builder.py, cpu_arch)."""
+"""Parts of the paths of torch's programs for parallel compilation, and of py-cpuinfo, which runs itself when
+DeepSpeed loads its CPU Adam (0.19: ops/op_builder/builder.py, cpu_arch)."""
 _SHELLS = {"sh", "bash", "dash"}
 _SILENCED = re.compile(r"(?:[12&]?>\s*/dev/null|2>&1)(?=\s|$)")
 _TORCH_SPAWN = "torch.multiprocessing.spawn"
