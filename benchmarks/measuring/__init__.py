@@ -1,1 +1,1 @@
-"""Measures memory strategies on this machine (the ladder), each in a separate process."""
+"""The trainee of the GPU harness: measures memory strategies, each in a separate process."""

@@ -113,29 +113,30 @@ def test_what_breaks_a_rule_is_left_out_below(run_zerofit: RunZerofit, tmp_path:
     assert "--offload-optimizer" not in last
 
 
+@pytest.mark.usefixtures("built_ops")
 def test_rungs_run_beside_their_prediction_and_one_that_cannot_is_left_out(folder: Path) -> None:
-    rungs = "--rungs=baseline,flash,zero-2,length-4"
+    rungs = "--rungs=baseline,flash,length-4,zero-2,offload-optimizer"
     ranks = ("--num-processes=2", "--gpus=2xRTX4090")
     first = _ladder(folder, *ranks, "--json", rungs).check()
     document = json.loads(first.stdout)
-    assert _ends(document) == ["measured", "failed", "measured", "measured"], first.stderr
-    base, flash, zero, short = document["rungs"]
+    assert _ends(document) == ["measured", "failed", "measured", "measured", "measured"], first.stderr
+    base, flash, short, zero, offload = document["rungs"]
     assert zero["strategy"]["attention"] == "eager"  # flash is left out
     assert flash["result"]["cause"].startswith("rank ")
-    for rung in (base, zero, short):
+    for rung in (base, short, zero, offload):
         assert rung["result"]["step_time_s"] > 0
         assert rung["samples_per_s"] == pytest.approx(4 / rung["result"]["step_time_s"])
         assert rung["result"]["host_bytes"] > 2**26
         assert rung["predicted_bytes"] > 0
-    record = Path(document["folder"]) / "trial-3"
+    record = Path(document["folder"]) / "trial-4"
     plan = json.loads((record / "plan.json").read_text())
-    assert (plan["strategy"]["zero_stage"], plan["workload"]["sequence_length"]) == (2, 8)
+    assert (plan["strategy"]["zero_stage"], plan["workload"]["sequence_length"]) == (2, 4)
     assert plan["estimate"]["device"]["phases"]
     ranks_of_run = json.loads((record / "run.json").read_text())["ranks"]
     assert max(rank["step_time_s"] for rank in ranks_of_run) == zero["result"]["step_time_s"]
 
     again = _ladder(folder, *ranks, rungs).check()
-    assert "3 trials of an earlier start are reused" in again.stderr
+    assert "4 trials of an earlier start are reused" in again.stderr
     assert "+ flash attention 2: " in again.stdout
     assert "measured on CPU ranks; predicted for 2 x NVIDIA GeForce RTX 4090" in again.stdout
 

@@ -130,11 +130,11 @@ def ladder(
         click.echo(for_terminal(ladder_table(result, width=console.width)))
     if dry_run:
         return 0
+    if (stopped_by := result.trials.stopped_by) is not None:
+        click.echo(f"zerofit: stopped by {stopped_by.name}; the same command continues", err=True)
+        return 128 + stopped_by
     if plot is not None:
         from zerofit.cli.output.ladder_plot import draw_ladder
 
         draw_ladder(result, plot)
-    if (stopped_by := result.trials.stopped_by) is not None:
-        click.echo(f"zerofit: stopped by {stopped_by.name}; the same command continues", err=True)
-        return 128 + stopped_by
     return 0 if result.is_measured else _NOTHING_MEASURED

@@ -8,6 +8,7 @@ from zerofit.cli.draw_plot import save_figure
 from zerofit.cli.output.ladder_table import device_words, head_words, state_words
 from zerofit.core.units import GIB
 from zerofit.launching.trials import predicted_bytes, predicted_step_s
+from zerofit.planning.plan_labels import gpus_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +40,16 @@ def ladder_figure(ladder: Ladder) -> Any:
     results = [rung.result for rung in rungs]
     on_cpu = ladder.plan.topology.on_cpu
     used = [result and (result.host_bytes if on_cpu else result.gpu_bytes) for result in results]
+    gpus = "" if ladder.predicted_for is None else gpus_words(ladder.predicted_for)
+    label = f"predicted for {gpus}" if on_cpu else "predicted"
     _draw(memory, [(one or 0) / GIB for one in used], color="0.55", label="measured")
-    _mark(memory, [(one := predicted_bytes(rung.plan)) and one / GIB for rung in rungs])
+    _mark(memory, [(one := predicted_bytes(rung.plan)) and one / GIB for rung in rungs], label)
     memory.set_xlabel(
         "GiB of a rank's process at its peak" if on_cpu else "GiB reserved on a GPU at the peak"
     )
     _draw(time, [(result and result.step_time_s) or 0.0 for result in results], color="tab:orange")
-    _mark(time, [predicted_step_s(rung.plan) for rung in rungs])
+    if not on_cpu:
+        _mark(time, [predicted_step_s(rung.plan) for rung in rungs], label)
     time.set_xlabel("seconds per step")
     time.tick_params(axis="y", left=False)
     for place, rung in enumerate(rungs):
@@ -69,8 +73,8 @@ def _draw(axes: Any, sizes: Sequence[float], **look: str) -> None:
     axes.set_xlim(left=0)
 
 
-def _mark(axes: Any, sizes: Sequence[float | None]) -> None:
+def _mark(axes: Any, sizes: Sequence[float | None], label: str) -> None:
     """Mark the predictions."""
     known = [(size, place) for place, size in enumerate(sizes) if size]
     if known:
-        axes.scatter(*zip(*known, strict=True), marker="|", s=120, color="black", label="predicted", zorder=3)
+        axes.scatter(*zip(*known, strict=True), marker="|", s=120, color="black", label=label, zorder=3)

@@ -77,6 +77,7 @@ _HARMLESS = [
     "python -m pip freeze",
     "python -mjson data.json",
     f"{sys.executable} {_PACKAGES}/torch/_inductor/compile_worker/__main__.py",
+    f"{sys.executable} {_PACKAGES}/cpuinfo/cpuinfo.py --json",
     "sh -c 'nvidia-smi -L 2>/dev/null | wc -l'",
     "sh -c 'cd runs && git status > /dev/null 2>&1'",
     "bash -c 'sleep 9 &'",

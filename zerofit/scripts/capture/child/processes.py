@@ -59,8 +59,9 @@ _COMPILER = re.compile(r"(?:\w+-linux-gnu-)?([a-z+]+)(?:-\d+)?")
 """Debian's compiler names: x86_64-linux-gnu-gcc-12 is gcc."""
 _HARMLESS_MODULES = {"joblib", "json", "pip", "platform"}
 """Packages that `python -m` may run."""
-_HARMLESS_FILE = "/torch/_inductor/"
-"""The path of torch's programs for parallel compilation."""
+_HARMLESS_FILES = ("/torch/_inductor/", "/cpuinfo/cpuinfo.py")
+"""Parts of the paths of torch's programs for parallel compilation, and of py-cpuinfo, which runs itself when
+DeepSpeed loads its CPU Adam (0.19: ops/op_builder/builder.py, cpu_arch)."""
 _SHELLS = {"sh", "bash", "dash"}
 _SILENCED = re.compile(r"(?:[12&]?>\s*/dev/null|2>&1)(?=\s|$)")
 _TORCH_SPAWN = "torch.multiprocessing.spawn"
@@ -221,7 +222,7 @@ def _is_harmless_python(words: list[str]) -> bool:
         if word.startswith("-m"):
             return (word[2:] or following).partition(".")[0] in _HARMLESS_MODULES
         if not word.startswith("-"):
-            return _HARMLESS_FILE in word
+            return any(path in word for path in _HARMLESS_FILES)
     return False
 
 
