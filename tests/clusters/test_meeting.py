@@ -122,7 +122,8 @@ def test_node_0_names_the_port_that_another_process_has(silent_port: int) -> Non
 def test_a_node_of_another_run_is_turned_away_and_disturbs_nobody() -> None:
     def work(place: NodePlace) -> object:
         if place.node < 2:
-            return _meet(place)
+            _meet(place)
+            return None
         return _error_of(lambda: _meet(replace(place, node=1), "other")).found
 
     *run, other = _on_nodes(work, 0, 1, 2, of=2)

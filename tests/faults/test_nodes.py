@@ -35,6 +35,8 @@ _PORT = 29400
 _JOIN_LIMIT_S = 40
 _TOLD_WITHIN_S = 60
 """An error before the training names the node within a minute."""
+_PARTED_WITHIN_S = 90
+"""The nodes have met, and then try for 40 s to reach each other."""
 _ENDED_WITHIN_S = 30
 """After a fault in the training the other nodes end within half a minute."""
 _START_S = 150
@@ -176,6 +178,19 @@ def test_a_wrong_address_is_named_on_every_node(cluster: Cluster, address: str) 
     assert "error[node-unreachable]: node 0 does not respond" in cluster.said(last)
     assert f"{cluster.name(last)} can't reach node 0 at {wrong}, port {_PORT}" in cluster.said(last)
     assert "frame #" not in cluster.said(last)
+
+
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_nodes_that_cant_reach_each_other_are_named_on_every_node(cluster: Cluster) -> None:
+    cluster.prepare()
+    cluster.nodes.part(1, 2)
+    cluster.start(0, 1, 2)
+    assert cluster.end(0, 1, 2, within_s=_PARTED_WITHIN_S) == [1, 1, 1]
+    for node in range(3):
+        said = cluster.said(node)
+        assert "error[nodes-cannot-reduce]: the all-reduce between the nodes failed on" in said
+        assert f"{cluster.name(0)}: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier" in said
+        assert "frame #" not in said
 
 
 def test_nodes_with_other_plans_are_told_apart(cluster: Cluster) -> None:

@@ -121,6 +121,12 @@ class NamespaceNodes:
         """Take a node's link down: its packets are lost, and nobody is told."""
         _ip("-n", f"{self.prefix}sw", "link", "set", f"p{node}", "down")
 
+    def part(self, *pair: int) -> None:
+        """Lose what two nodes send to each other, as a firewall does; both reach all others."""
+        for node, other in (pair, pair[::-1]):
+            nobody = ("lladdr", "02:00:00:00:00:99", "dev", "veth0", "nud", "permanent")
+            _ip("-n", self.name(node), "neigh", "replace", self.address(other), *nobody)
+
 
 def _ip(*arguments: str) -> None:
     subprocess.run(("ip", *arguments), check=True, capture_output=True)

@@ -117,8 +117,7 @@ class Heartbeat:
                 others_ended = self._hear(store)
                 # Only the first failure is stored. It is before the state: who sees that all have ended
                 # then finds it.
-                is_failure = end is not None and end.kind not in _CONSEQUENCES
-                own = _to_text(self._node, end) if end is not None and is_failure else ""
+                own = "" if end is None or end.kind in _CONSEQUENCES else _to_text(self._node, end)
                 first = store.compare_set("failure", "", own)
                 self._first_failure = _from_text(first) if first else None
                 ended = {} if end is None else {"has_failed": _has_failed(end)}

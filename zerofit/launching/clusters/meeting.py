@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import os
 import socket
 import threading
 import time
@@ -26,6 +28,7 @@ _CONNECT_S = 5.0
 _POLL_S = 0.2
 _FAREWELL_S = 10.0
 """How long node 0, which hosts the store, waits until the others know how the run ended."""
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 EXIT_UNREACHABLE = 1
 
 
@@ -119,8 +122,8 @@ class Meeting:
             if not missing:
                 values = within(LOST_S, self.store.multi_get, [f"{key}/{node}" for node in nodes])
                 return tuple(json.loads(text) for text in values)
-        except (RuntimeError, TimeoutError):
-            missing = missing or [0]  # node 0 has given up because of the missing ones, or is gone itself
+        except (RuntimeError, TimeoutError):  # node 0 is gone; before all have met, it has given up on these
+            missing = [0] if self.facts else missing or [0]
         raise error(missing)
 
     def _has(self, key: str) -> bool:
@@ -151,6 +154,7 @@ def met(place: NodePlace, run: str, facts: dict[str, Any]) -> Iterator[Meeting]:
     Raises:
         UserError: node 0 can't be reached, or other nodes have not come within the limit.
     """
+    _import_torch()
     until = time.monotonic() + place.limit_s
     facts = {**facts, "host": socket.gethostname()}
     if place.node:
@@ -165,6 +169,18 @@ def met(place: NodePlace, run: str, facts: dict[str, Any]) -> Iterator[Meeting]:
         yield meeting
     finally:
         meeting.leave()
+
+
+def _import_torch() -> None:
+    """Import torch, which takes seconds, before the nodes' limit begins.
+
+    Its warnings about lost connections, with C++ stacks, would bury the messages of this process.
+    """
+    is_set = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "FATAL")
+    importlib.import_module("torch.distributed")
+    if not is_set:
+        del os.environ[_LOG_LEVEL]  # the ranks keep their warnings
 
 
 def within(limit_s: float, call: Callable[..., Any], *arguments: Any) -> Any:

@@ -25,6 +25,8 @@ from zerofit.machine.versions import probe_versions
 
 _GROUP_LIMIT_S = 30.0
 """ASSUMPTION: creating a group of all nodes and an all-reduce take less, unless something is wrong."""
+_BARRIER_LIMIT_S = 20.0
+"""Shorter, so that node 0 names the nodes that can't reach each other before these give up and disconnect."""
 _ALL_REDUCE_LIMIT_S = 40.0
 """Longer, so that torch can say what failed."""
 _ALL_REDUCE_BYTES = 4 << 20
@@ -194,7 +196,7 @@ def _all_reduce(meeting: Meeting) -> None:
     rank = meeting.place.node
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     try:
-        distributed.monitored_barrier(timeout=limit, wait_all_ranks=True)
+        distributed.monitored_barrier(timeout=timedelta(seconds=_BARRIER_LIMIT_S), wait_all_ranks=True)
         tensor = torch.ones(_ALL_REDUCE_BYTES // 4)
         distributed.all_reduce(tensor)
         if tensor[-1].item() != world_size:
