@@ -104,6 +104,7 @@ def test_a_run_killed_in_the_middle_goes_on_as_if_it_had_not_been(model: Path, t
     assert rank_files(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_two_ranks_under_zero3_resume_after_a_kill(model: Path, tmp_path: Path, built_ops: None) -> None:
     write_many(tmp_path)
     asked = arguments(model, "out.jsonl", *RANKS["ZeRO-3"])

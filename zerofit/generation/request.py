@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerofit.core.errors import UserError
 from zerofit.generation.call_settings import CallSettings, read_settings
@@ -19,9 +19,6 @@ from zerofit.generation.lockstep import check_assistant
 from zerofit.generation.model_kind import ModelKind, read_kind
 from zerofit.generation.prompts import Tokens, check_lengths, check_tokens, lengths_of, read_prompts
 from zerofit.ranks.exchange import Ranks
-
-if TYPE_CHECKING:
-    from zerofit.generation.results import Document
 
 _ELEMENTS_OF_A_WEIGHT = 256
 """Elements sampled per weight. ASSUMPTION: a training step changes at least one of them over all weights."""
@@ -45,7 +42,7 @@ class GenerationOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str | None = None
     """Of everything that determines the results; None computes it from the request."""
-    describe: Callable[[dict[str, Any]], Document] | None = None
+    describe: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     """Returns what `out` gets of a result's document; None for the document itself."""
 
 

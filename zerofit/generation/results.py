@@ -253,15 +253,15 @@ class Results:
 def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
     """Open the results of all ranks; all of them enter this context."""
     out, resume = request.options.out, request.options.resume
+    nothing = KeptResults(lines={}, batch_size=None)
     if out is None:
-        yield Results(ranks, request, None, KeptResults(lines={}, batch_size=None))
+        yield Results(ranks, request, None, nothing)
         return
     # Rank 0's: nodes with copies of the model have files of different times.
     run = ranks.share(request.options.fingerprint or request.fingerprint())[0]
     # Before any rank opens a file, and as rank 0 sees it: a killed run's rank may live on for a moment.
-    kept = ranks.agreed(lambda: _checked(out, run, resume=resume) if ranks.rank == 0 else None)
-    kept = ranks.share(kept)[0]
-    assert kept is not None
+    seen = ranks.agreed(lambda: _checked(out, run, resume=resume) if ranks.rank == 0 else nothing)
+    kept = ranks.share(seen)[0]
 
     def open_file() -> RankFile:
         file = RankFile(out, run=run, rank=ranks.rank, resume=resume, batch_size=request.batch_size)

@@ -179,15 +179,15 @@ def _of_catalog(name: str, precision: Precision, new_tokens: int) -> GenerationT
     [
         # "approximately 0.5 MB per token" of Llama-2-7B in 16 bits, 2 x 32 layers x 4096 x 2 bytes:
         # https://developer.nvidia.com/blog/mastering-llm-techniques-inference-optimization/
-        ("llama-2-7b", Precision.FP16, 512 * KIB),
-        ("llama-2-7b", Precision.FP32, 1 * MIB),
+        pytest.param("llama-2-7b", Precision.FP16, 512 * KIB, marks=_SLOW),
+        pytest.param("llama-2-7b", Precision.FP32, 1 * MIB, marks=_SLOW),
         # "800 KB" a token of OPT-13B, 2 x 5120 x 40 layers x 2 bytes:
         # https://arxiv.org/abs/2309.06180, section 3
-        ("opt-13b", Precision.FP16, 800 * KIB),
+        pytest.param("opt-13b", Precision.FP16, 800 * KIB, marks=_SLOW),
         # 8 key-value heads for 32 query heads: a quarter of Llama-2-7B's.
         ("llama-3-8b", Precision.BF16, 128 * KIB),
         # 320 KiB: 80 layers, 8 key-value heads of 128: https://arxiv.org/abs/2307.09288, table 1
-        ("llama-2-70b", Precision.FP16, 320 * KIB),
+        pytest.param("llama-2-70b", Precision.FP16, 320 * KIB, marks=_SLOW),
         ("gpt2", Precision.FP32, 2 * 12 * 768 * 4),
         # The decoder alone caches its own tokens: 12 of the 24 layers.
         ("t5-base", Precision.FP32, 2 * 12 * 768 * 4),
