@@ -142,7 +142,9 @@ def _why_whole(capture: Capture) -> str:
     if _COMPARING in (library, capture.model.class_path.partition(".")[0]):
         return "the losses of sentence-transformers compare the samples of a batch with each other"
     handed_on = ("training_step",) if library == "trl" and name in _HANDING_ON else ()
-    overridden = [one for one in capture.trainer_overrides if one in _LOOPS and one not in handed_on]
+    overridden = [
+        override for override in capture.trainer_overrides if override in _LOOPS and override not in handed_on
+    ]
     return f"{name} has its own {listed(overridden)}" if overridden else ""
 
 

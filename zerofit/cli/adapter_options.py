@@ -116,9 +116,9 @@ def adapter_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         UserError: an unknown keyword for freezing, or a flag for adapters without adapters.
     """
     wants = flags["lora"] or flags["qlora"]
-    frozen = tuple(dict.fromkeys(one for names in flags["freeze"] for one in names))
-    for one in frozen:
-        _check_frozen(one)
+    frozen = tuple(dict.fromkeys(name for names in flags["freeze"] for name in names))
+    for fromkey in frozen:
+        _check_frozen(fromkey)
     given = [flag for name, flag in _SHAPE.items() if flags[name] is not None]
     if given and not wants and not {Allow.LORA, Allow.QLORA} & flags.get("allow", frozenset()):
         raise _no_adapters(given)

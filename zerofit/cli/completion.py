@@ -27,12 +27,12 @@ def complete_script(context: click.Context, parameter: click.Parameter, typed: s
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
     except OSError:
         return []
-    entries = [one for one in entries if one.name.startswith(name) and (name or one.name[0] != ".")]
-    scripts = [one.name for one in entries if one.name.endswith(".py") and one.is_file()]
+    entries = [entry for entry in entries if entry.name.startswith(name) and (name or entry.name[0] != ".")]
+    scripts = [entry.name for entry in entries if entry.name.endswith(".py") and entry.is_file()]
     if not scripts:  # the shell's own completion of folders adds no space after the only one
         return [CompletionItem(typed, type="dir")]
-    folders = [f"{one.name}/" for one in entries if one.is_dir()]
-    return [CompletionItem(os.path.join(folder, one)) for one in (*scripts, *folders)]
+    folders = [f"{entry.name}/" for entry in entries if entry.is_dir()]
+    return [CompletionItem(os.path.join(folder, script)) for script in (*scripts, *folders)]
 
 
 def complete_file(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:

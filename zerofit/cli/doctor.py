@@ -145,7 +145,7 @@ def doctor_json(
 
 def is_usable(op: str, ops: tuple[DeepSpeedOp, ...], locks: tuple[BuildLock, ...]) -> bool:
     """Return True if a DeepSpeed op loads without being built, and without waiting for a build."""
-    is_built = any(one.name == op and (one.is_in_wheel or one.is_compiled) for one in ops)
+    is_built = any(built.name == op and (built.is_in_wheel or built.is_compiled) for built in ops)
     return is_built and not any(f"/{op}/" in lock.path for lock in locks)
 
 

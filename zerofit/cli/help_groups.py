@@ -73,7 +73,7 @@ class GroupedVerb(Verb):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""
-        named = {one.name: one for one in self.params if isinstance(one, click.Option)}
+        named = {param.name: param for param in self.params if isinstance(param, click.Option)}
         for group, names in self._groups.items():
             rows = [_row(named[name], ctx) for name in names if name in named]
             if not rows:

@@ -244,11 +244,13 @@ def check_script_flags(script: str, script_args: Sequence[str]) -> None:
     line = None if click.get_current_context().params.get("module") else read_line((script, *script_args))
     if line is not None:
         script, *script_args = line.target
-    options = [one for one in click.get_current_context().command.params if isinstance(one, click.Option)]
+    options = [
+        param for param in click.get_current_context().command.params if isinstance(param, click.Option)
+    ]
     flags = {
-        name: not one.is_flag
-        for one in options
-        for name in (*one.opts, *one.secondary_opts)
+        name: not option.is_flag
+        for option in options
+        for name in (*option.opts, *option.secondary_opts)
         if name.startswith("--")
     }
     check_misplaced_flags((script, *script_args), before=typed_words()[0], flags=flags)

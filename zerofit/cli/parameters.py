@@ -54,7 +54,7 @@ class Word(ParamType[Any]):
 
     def __init__(self, name: str, words: Mapping[str, Any] | type[Enum]) -> None:
         self.name = name
-        self._words = dict(words) if isinstance(words, Mapping) else {one.value: one for one in words}
+        self._words = dict(words) if isinstance(words, Mapping) else {word.value: word for word in words}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -132,7 +132,7 @@ class Verb(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return flags, but none after SCRIPT, where they would be the script's."""
         is_after = not ctx.allow_interspersed_args and any(
-            ctx.params.get(one.name or "") for one in self.params if isinstance(one, click.Argument)
+            ctx.params.get(param.name or "") for param in self.params if isinstance(param, click.Argument)
         )
         return [] if is_after else super().shell_complete(ctx, incomplete)
 
@@ -159,7 +159,9 @@ def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
     if ctx is None:
         return (), ()
     words = ctx.meta[_TYPED]
-    script = tuple(one for one in (ctx.params.get("script"),) if one) + (ctx.params.get("script_args") or ())
+    script = tuple(word for word in (ctx.params.get("script"),) if word) + (
+        ctx.params.get("script_args") or ()
+    )
     split = len(words) - len(script)
     return (*ctx.command_path.split(), *words[:split]), words[split:]
 

@@ -274,7 +274,7 @@ class Capture:
     @property
     def optimizer(self) -> CapturedOptimizer | None:
         """The only optimizer that trains; None if there are none or several."""
-        prepared = [one for one in self.optimizers if one.is_prepared]
+        prepared = [seen for seen in self.optimizers if seen.is_prepared]
         return prepared[0] if len(prepared) == 1 else None
 
     @property
@@ -341,7 +341,7 @@ def for_plan(capture: Capture) -> Capture:
     captures of one script.
     """
     lengths = None if capture.lengths is None else dataclasses.replace(capture.lengths, counts=())
-    optimizers = tuple(dataclasses.replace(one, steps=None) for one in capture.optimizers)
+    optimizers = tuple(dataclasses.replace(seen, steps=None) for seen in capture.optimizers)
     return dataclasses.replace(
         _masked(capture), lengths=lengths, optimizers=optimizers, wall_time_s=0.0, peak_host_bytes=0
     )

@@ -258,9 +258,9 @@ def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
 def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
     """Return the checkpoints that a run saved or resumed from in all of its attempts, newest first."""
     noted: list[Path] = []
-    later = sorted(run_folder.glob(f"recovery-*/{_NOTES}"), key=lambda one: (len(one.parent.name), one))
+    later = sorted(run_folder.glob(f"recovery-*/{_NOTES}"), key=lambda path: (len(path.parent.name), path))
     for notes in (run_folder / _NOTES, *later):
-        noted += [one for one in _noted(notes) if not one.name.startswith(SAVING)]
+        noted += [path for path in _noted(notes) if not path.name.startswith(SAVING)]
     return tuple(reversed(noted))
 
 
@@ -272,7 +272,11 @@ def _noted(notes: Path) -> list[Path]:
 
 def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
     """Return the error for an incomplete checkpoint."""
-    others = [one.path for one in find_checkpoints(folder.parent) if one.is_complete and one.path != folder]
+    others = [
+        checkpoint.path
+        for checkpoint in find_checkpoints(folder.parent)
+        if checkpoint.is_complete and checkpoint.path != folder
+    ]
     newest = f"take {others[0]}, the newest complete one" if others else "take an earlier one"
     return UserError(
         "checkpoint-incomplete",

@@ -105,7 +105,7 @@ class MemoryEstimate:
 
     def of(self, phase: RunPhase) -> PhaseMemory | None:
         """Return one phase, or None if it doesn't occur."""
-        return next((one for one in self.phases if one.phase is phase), None)
+        return next((memory for memory in self.phases if memory.phase is phase), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

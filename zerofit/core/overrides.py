@@ -101,7 +101,7 @@ class Overrides:
             where: where they come from, for reasons; by default their flags.
             values: by field.
         """
-        said = {name: one for name, one in self.said.items() if name not in values}
+        said = {name: setting for name, setting in self.said.items() if name not in values}
         return replace(self, said={**said, **overrides(where, **values).said})
 
 

@@ -99,7 +99,7 @@ class Topology:
     """Blocks of each stage; empty where they are shared by time alone."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, *(one.name for one in dataclasses.fields(self) if one.type == "int"))
+        check_at_least(self, 1, *(field.name for field in dataclasses.fields(self) if field.type == "int"))
         if self.is_interleaved and self.pipeline_parallel_size == 1:
             raise ValueError(f"pipeline_stages_per_rank: {self.pipeline_stages_per_rank} without a pipeline")
         if self.stage_blocks and len(self.stage_blocks) != self.num_stages:

@@ -129,9 +129,12 @@ def untested(versions: Versions) -> tuple[str, ...]:
     zerofit.
     """
     python = ".".join(versions.python.split(".")[:2])  # its patch releases change nothing
-    installed = [(PYTHON, python), *((one, getattr(versions, one.package)) for one in SUPPORTED.values())]
+    installed = [
+        (PYTHON, python),
+        *((library, getattr(versions, library.package)) for library in SUPPORTED.values()),
+    ]
     return tuple(
-        f"{one.package} {version} is newer than {one.tested}, the newest that zerofit was tested with"
-        for one, version in installed
-        if version is not None and one.is_untested(version)
+        f"{library.package} {version} is newer than {library.tested}, the newest that zerofit was tested with"
+        for library, version in installed
+        if version is not None and library.is_untested(version)
     )

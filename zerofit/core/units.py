@@ -16,9 +16,12 @@ def format_bytes(num_bytes: int, *, digits: int = 1) -> str:
     return f"{num_bytes} B"
 
 
-def format_apart(one: int, other: int) -> tuple[str, str]:
+def format_apart(number: int, other: int) -> tuple[str, str]:
     """Return two sizes with as many digits as it takes to tell them apart, if they differ."""
-    texts = (("", ""), *((format_bytes(one, digits=n), format_bytes(other, digits=n)) for n in range(1, 13)))
+    texts = (
+        ("", ""),
+        *((format_bytes(number, digits=n), format_bytes(other, digits=n)) for n in range(1, 13)),
+    )
     return next((pair for pair in texts if pair[0] != pair[1]), texts[1])
 
 

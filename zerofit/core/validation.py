@@ -29,10 +29,10 @@ def parse_strictly(kind: type[T], text: str) -> T:
 def strict_schema(kind: type[Any]) -> dict[str, Any]:
     """Return the JSON Schema of the texts that `parse_strictly` accepts for a class."""
     classes: dict[str, Any] = _adapter(kind).json_schema()["$defs"]  # type: ignore[arg-type]
-    for one in classes.values():
-        if one["type"] == "object":
-            one["additionalProperties"] = False
-    classes = {name: dict(sorted(one.items())) for name, one in classes.items()}
+    for class_ in classes.values():
+        if class_["type"] == "object":
+            class_["additionalProperties"] = False
+    classes = {name: dict(sorted(class_.items())) for name, class_ in classes.items()}
     root = classes.pop(kind.__name__)
     return {"$defs": classes, **root}
 

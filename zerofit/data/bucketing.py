@@ -53,7 +53,7 @@ class Rounds:
     def checksum(self) -> int:
         """32-bit checksum, equal for rounds that are divided and distributed alike."""
         others = (self.batch_size, self.num_ranks, self.num_grouped, self.packs_last)
-        return crc32(self.sizes.tobytes(), crc32(" ".join(f"{one}" for one in others).encode()))
+        return crc32(self.sizes.tobytes(), crc32(" ".join(f"{other}" for other in others).encode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,8 +138,8 @@ def _value_kind(value: Any) -> ColumnKind:
     if isinstance(value, bool | int | float):
         return ColumnKind.NUMBERS
     if isinstance(value, list):
-        if all(isinstance(one, str) for one in value):
+        if all(isinstance(item, str) for item in value):
             return ColumnKind.WORDS
-        if all(isinstance(one, int) for one in value):
+        if all(isinstance(item, int) for item in value):
             return ColumnKind.IDS
     return ColumnKind.OTHER

@@ -62,7 +62,7 @@ def _of_rows(rows: list[Any], *, by_mask: bool) -> list[int] | None:
     if not all(map(_are_tokens, ids)):
         return None
     masks = [row.get(MASK) if by_mask else None for row in rows]
-    return [len(one) if mask is None else int(sum(mask)) for one, mask in zip(ids, masks, strict=True)]
+    return [len(row) if mask is None else int(sum(mask)) for row, mask in zip(ids, masks, strict=True)]
 
 
 def _are_tokens(ids: Any) -> bool:

@@ -237,7 +237,7 @@ def _lengths_of_ids(columns: Sequence[Any], counts: _LengthCounts) -> list[int]:
     ids, mask = columns[0], columns[1] if len(columns) > 1 else None
     if isinstance(ids, list):
         lengths = list(map(_length_of_ids, ids, mask or itertools.repeat(None)))
-        num_null, num_odd = ids.count(None), sum(not _is_ids(one) for one in ids)
+        num_null, num_odd = ids.count(None), sum(not _is_ids(row) for row in ids)
     else:
         num_null = ids.null_count
         if holds_ids(ids.type):

@@ -13,8 +13,13 @@ from typing import Any
 from zerofit.core.errors import UserError, nearest
 
 _OBJECTS = (
-    *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"),
-    *("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code"),
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "assistant_model",
+    "assistant_tokenizer",
+    "custom_generate",
+    "trust_remote_code",
 )
 """Arguments of generate() that are not settings; lockstep.py refuses some of them."""
 _TOKENS_ONLY = ("the results contain only tokens and text", "call model.generate() itself")

@@ -72,7 +72,10 @@ def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
         # Ranks write their own logs and errors; torchrun would leave a folder in TMPDIR for each run.
         launch_command(launch_command_parser().parse_args(["--log_dir", os.devnull, *arguments]))
     except ChildFailedError as failed:
-        return {str(rank): _failure(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
+        return {
+            str(rank): _failure(failure.exitcode, failure.timestamp)
+            for rank, failure in failed.failures.items()
+        }
     except subprocess.CalledProcessError as failed:
         return {"0": _failure(failed.returncode, int(time.time()))}
     except SignalException as stopped:

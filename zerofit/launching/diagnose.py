@@ -153,9 +153,9 @@ def judge(
     end = _end_of(rank, code, record, observations.get(rank), oom_kills, host_limit_bytes)
     if _likely_consequence(code, record) < _LOST_PEER:
         return end
-    left = [one for one in records.values() if one.exit_code == 0]
+    left = [ended for ended in records.values() if ended.exit_code == 0]
     if left:
-        return _left_early(min(left, key=lambda one: one.ended_at or 0), end, observations)
+        return _left_early(min(left, key=lambda ended: ended.ended_at or 0), end, observations)
     if is_one_of_nodes:
         cause = f"{end.cause}: the ranks of this node lost their peers, so the cause is on another node"
         return replace(end, cause=cause, kind=EndKind.LOST_NODE)
@@ -163,7 +163,7 @@ def judge(
 
 
 def _succeeded(records: Mapping[int, RankRecord]) -> RunEnd:
-    saved = next((one.saved_to for one in records.values() if one.saved_to is not None), None)
+    saved = next((record.saved_to for record in records.values() if record.saved_to is not None), None)
     if saved is None:
         return RunEnd(exit_code=0, cause=None)
     cause = f"stopped before its end, and saved to {saved}"
@@ -180,7 +180,7 @@ def _likely_consequence(code: int, record: RankRecord | None) -> int:
     if code == -signal.SIGTERM:
         return _LOST_PEER + 1
     text = (record.error_message if record is not None else None) or ""
-    if any(one in text for one in _LOST_PEER_MESSAGES) and not shows(GPU_IS_FULL, text):
+    if any(message in text for message in _LOST_PEER_MESSAGES) and not shows(GPU_IS_FULL, text):
         return _LOST_PEER
     # NCCL's watchdog aborts a rank whose peer is gone (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
     return 0 if (code < 0 and code != -signal.SIGABRT) or record is not None else 1

@@ -159,14 +159,16 @@ class LogReader:
             ended_at: its modification time, for lines of a log without timestamps.
         """
         of_path = _RANK_IN_PATH.search(name)
-        rank = next((int(one) for one in of_path.groups() if one), None) if of_path else None
+        rank = next((int(group) for group in of_path.groups() if group), None) if of_path else None
         tracebacks: dict[int | None, _Traceback] = {}
         before: deque[LogLine] = deque(maxlen=_KEPT_LINES)
         self.files.append(name)
         self.ranks |= set() if rank is None else {rank}
 
         def is_quiet(text: str) -> bool:
-            open_ones = (one for one in tracebacks.values() if one.has_begun or one.is_ignored)
+            open_ones = (
+                traceback for traceback in tracebacks.values() if traceback.has_begun or traceback.is_ignored
+            )
             return next(open_ones, None) is None and shows_nothing(text)
 
         line = None
@@ -202,7 +204,7 @@ class LogReader:
                 line=line.number,
                 text=masked_text(said)[:_LONGEST_SHOWN],
                 rank=own,
-                moment=next((m for one in reversed(before) if (m := one.moment)), ended_at),
+                moment=next((m for earlier in reversed(before) if (m := earlier.moment)), ended_at),
             )
             frame = traceback.frame or (_last_frame(before) if is_exception else None)
             self._note(LoggedFailure(failure=failure, at=at, frame=frame), traceback, is_exception)
@@ -228,46 +230,46 @@ class LogReader:
             traceback.frame = f"{frame[1]}:{frame[2]}"
         return said.startswith((" ", "\t")) or not said
 
-    def _note(self, one: LoggedFailure, traceback: _Traceback, is_exception: bool) -> None:
+    def _note(self, failure: LoggedFailure, traceback: _Traceback, is_exception: bool) -> None:
         if is_exception:
             # In a chain, the exception raised while another was handled is the one that propagated.
             last, chained = traceback.last, traceback.chained
             traceback.has_begun, traceback.was_ignored = False, False
-            traceback.chained, traceback.last = None, one
+            traceback.chained, traceback.last = None, failure
             if last is not None and chained and last.failure.role is Role.ROOT and last.failure.is_vague:
                 is_direct = chained.startswith(_DIRECT_CAUSE)
-                says_less = one.failure.id == _UNKNOWN or one.failure.role is Role.CASCADE
+                says_less = failure.failure.id == _UNKNOWN or failure.failure.role is Role.CASCADE
                 if is_direct and (says_less or last.failure.id != _UNKNOWN):
                     traceback.last = last
                     return
                 if self.found.get((last.at.file, last.failure.id)) == last and (
-                    is_direct or one.failure.role is Role.ROOT
+                    is_direct or failure.failure.role is Role.ROOT
                 ):
                     del self.found[last.at.file, last.failure.id]
-        elif one.at.text.startswith(_OWN_ERROR) and (last := traceback.last) is not None:
+        elif failure.at.text.startswith(_OWN_ERROR) and (last := traceback.last) is not None:
             # zerofit's own name for the exception before it, printed by the same rank.
             if self.found.get((last.at.file, last.failure.id)) == last:
                 del self.found[last.at.file, last.failure.id]
-            one = replace(one, frame=last.frame)
-        self.found.setdefault((one.at.file, one.failure.id), one)
+            failure = replace(failure, frame=last.frame)
+        self.found.setdefault((failure.at.file, failure.failure.id), failure)
 
     def explain(self) -> Explanation:
         """Return the cause and the other failures in all logs read."""
         order = {name: number for number, name in enumerate(self.files)}
 
-        def cause_first(one: LoggedFailure) -> tuple[int, int]:
-            rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(one.failure.role)
-            return rank_of_role, one.failure.is_vague
+        def cause_first(failure: LoggedFailure) -> tuple[int, int]:
+            rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(failure.failure.role)
+            return rank_of_role, failure.failure.is_vague
 
-        def earliest(one: LoggedFailure) -> tuple[bool, object, int, int]:
-            moment = one.at.moment if len(self.files) > 1 else None  # within a log, lines are in order
-            return moment is None, moment or (), order[one.at.file], one.at.line
+        def earliest(failure: LoggedFailure) -> tuple[bool, object, int, int]:
+            moment = failure.at.moment if len(self.files) > 1 else None  # within a log, lines are in order
+            return moment is None, moment or (), order[failure.at.file], failure.at.line
 
-        found = sorted(self.found.values(), key=lambda one: (cause_first(one), earliest(one)))
+        found = sorted(self.found.values(), key=lambda cause: (cause_first(cause), earliest(cause)))
         kinds: dict[str, LoggedFailure] = {}
-        for one in found[1:]:
-            if one.failure.id != found[0].failure.id:
-                kinds.setdefault(one.failure.id, one)
+        for other in found[1:]:
+            if other.failure.id != found[0].failure.id:
+                kinds.setdefault(other.failure.id, other)
         return Explanation(
             cause=found[0] if found else None,
             others=tuple(sorted(kinds.values(), key=earliest))[:_SHOWN_LINES],
@@ -293,7 +295,7 @@ class LogReader:
 
 def _last_frame(before: deque[LogLine]) -> str | None:
     """Return the frame just before the last line's exception, of the same rank, as file:line."""
-    read = (one.rank_and_text for one in reversed(before))
+    read = (earlier.rank_and_text for earlier in reversed(before))
     rank, _ = next(read)
     last = islice((said for of_line, said in read if of_line == rank), _FRAME_AWAY - 1)
     return next((f"{frame[1]}:{frame[2]}" for said in last if (frame := _FRAME.match(said))), None)
@@ -355,7 +357,7 @@ def logs_in(folder: Path, *, or_none: bool = False) -> tuple[Path, ...]:
 
 def _files_in(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
-        folders[:] = [one for one in folders if not one.startswith(".")]
+        folders[:] = [inner for inner in folders if not inner.startswith(".")]
         for name in names:
             path = Path(parent, name)
             with contextlib.suppress(OSError):

@@ -121,11 +121,11 @@ def _differences(good: Path, bad: Path) -> Iterator[str]:
 
 def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _leaves(one, f"{name}.{key}")
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}")
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _leaves(one, f"{name}[{number}]")
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{name}[{number}]")
     elif not (name.startswith("machine") and "free" in name):  # which differs between any two runs
         yield name, value
 

@@ -25,9 +25,18 @@ if TYPE_CHECKING:
 
 _ADAPTER_CONFIG = "adapter_config.json"
 _TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
-    *("preprocessor_config.json", "processor_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 """Files of a tokenizer or processor in transformers."""
 
@@ -88,8 +97,8 @@ def export(source: Path, out: Path) -> Exported:
         checkpoint=checkpoint,
         folder=out,
         is_adapter=is_adapter,
-        num_parameters=sum(one.numel() for one in written.values()),
-        total_bytes=sum(one.nbytes for one in written.values()),
+        num_parameters=sum(tensor.numel() for tensor in written.values()),
+        total_bytes=sum(tensor.nbytes for tensor in written.values()),
     )
 
 
@@ -101,9 +110,9 @@ def _checkpoint(source: Path) -> Path:
         noted = noted_checkpoints(source)
         found = [inspect_checkpoint(place, digests=True) for place in noted if place.is_dir()]
         found = found or list(find_checkpoints(source, digests=True))
-    for one in found:
-        if one.is_complete:
-            return one.path
+    for checkpoint in found:
+        if checkpoint.is_complete:
+            return checkpoint.path
     if found:
         raise incomplete_checkpoint(found[0].path, found[0].problem or "")
     raise UserError(

@@ -21,8 +21,21 @@ GPU_IS_FULL, HOST_IS_FULL = "gpu-out-of-memory", "host-out-of-memory"
 _WORD = re.compile("[A-Za-z]{2,}")
 _HEALTHY_WORDS = frozenset(
     {
-        *("but", "code", "error", "file", "files", "found", "index", "loss"),
-        *("model", "open", "step", "torch", "total", "train", "training"),
+        "but",
+        "code",
+        "error",
+        "file",
+        "files",
+        "found",
+        "index",
+        "loss",
+        "model",
+        "open",
+        "step",
+        "torch",
+        "total",
+        "train",
+        "training",
     }
 )
 """Words common in healthy logs, which don't help a fast search."""
@@ -102,10 +115,14 @@ def _sign(failure: KnownFailure, sign: str) -> _Sign:
     if len(parts) == 1:
         parts = [sign.removeprefix("^").removesuffix("$")]
     pattern = ".*?".join(re.escape(part) for part in parts)
+    if sign.startswith("^"):
+        pattern = f"^{pattern}"
+    if sign.endswith("$"):
+        pattern = f"{pattern}$"
     return _Sign(
         failure=failure,
         literal=max(parts, key=len),
-        pattern=re.compile(f"{'^' * sign.startswith('^')}{pattern}{'$' * sign.endswith('$')}"),
+        pattern=re.compile(pattern),
         length=sum(map(len, parts)),
     )
 
@@ -116,7 +133,7 @@ def _signs_by_word() -> Mapping[str, tuple[_Sign, ...]]:
     found: dict[str, tuple[_Sign, ...]] = {}
     for sign in _signs():
         words = _WORD.findall(sign.literal)
-        word = max(words, key=lambda one: (one.lower() not in _HEALTHY_WORDS, len(one)))
+        word = max(words, key=lambda text: (text.lower() not in _HEALTHY_WORDS, len(text)))
         found[word] = (*found.get(word, ()), sign)
     return found
 
@@ -142,7 +159,9 @@ def failure_of(text: str, *, ends_traceback: bool) -> KnownFailure | None:
         for sign in by_word[word]
         if (ends_traceback or not sign.failure.ends_traceback) and sign.pattern.search(text)
     ]
-    best = max(found, key=lambda one: (not one.failure.is_vague, one.length, one.failure.id), default=None)
+    best = max(
+        found, key=lambda sign: (not sign.failure.is_vague, sign.length, sign.failure.id), default=None
+    )
     return best.failure if best else None
 
 

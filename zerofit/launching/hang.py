@@ -105,7 +105,7 @@ class RunWatch:
     def observations(self) -> dict[int, RankObservation]:
         """Return the current or last state of each rank that has begun."""
         found = {rank: read_observation(self.ranks_folder, rank) for rank in self.ranks}
-        return {rank: one for rank, one in found.items() if one is not None}
+        return {rank: state for rank, state in found.items() if state is not None}
 
     @property
     def step_time_s(self) -> float | None:
@@ -116,28 +116,28 @@ class RunWatch:
         return statistics.median(self._paces) if len(self._paces) >= _MIN_STEP_TIMES else None
 
     def _note_pace(self, found: Mapping[int, RankObservation]) -> None:
-        one = found.get(self.ranks[0])
-        if one is None or one.step == 0 or (self._last and one.step <= self._last[1]):
+        get = found.get(self.ranks[0])
+        if get is None or get.step == 0 or (self._last and get.step <= self._last[1]):
             return
         if self._last:
-            self._paces.append((one.changed_at - self._last[0]) / (one.step - self._last[1]))
-        self._last = one.changed_at, one.step
+            self._paces.append((get.changed_at - self._last[0]) / (get.step - self._last[1]))
+        self._last = get.changed_at, get.step
 
     def _note_stopped(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report a process that was suspended (SIGSTOP), at once."""
-        for rank, one in found.items():
-            if not _is_stopped(one.pid):
+        for rank, number in found.items():
+            if not _is_stopped(number.pid):
                 self._stopped_at.pop(rank, None)
             elif rank not in self._stopped_at:
                 self._stopped_at[rank] = now
-                where = f"rank {rank} (process {one.pid}) is stopped by a signal, in {describe(one)}"
-                self.observer.say(f"{where}; `kill -CONT {one.pid}` resumes it")
+                where = f"rank {rank} (process {number.pid}) is stopped by a signal, in {describe(number)}"
+                self.observer.say(f"{where}; `kill -CONT {number.pid}` resumes it")
 
     def _hangs(self, found: Mapping[int, RankObservation], now: float) -> bool:
         """Return True if no rank has made progress within the limit, and none is in an untimed phase."""
-        for rank, one in found.items():
-            if rank not in self._seen or self._seen[rank][0] != one.changed_at:
-                self._seen[rank] = one.changed_at, now
+        for rank, number in found.items():
+            if rank not in self._seen or self._seen[rank][0] != number.changed_at:
+                self._seen[rank] = number.changed_at, now
         if len(found) < len(self.ranks):
             return False
         limit_s = self._limit_s(found)
@@ -145,32 +145,32 @@ class RunWatch:
             return True
         if any(now - at <= limit_s for _, at in self._seen.values()):
             return False
-        others = [one for rank, one in found.items() if rank not in self._stopped_at]
+        others = [number for rank, number in found.items() if rank not in self._stopped_at]
         return (
-            all(one.phase not in _UNTIMED_PHASES for one in others)
-            and any(one.phase in _TIMED_PHASES for one in others)
-            and not any(one.phase is Phase.BETWEEN_STEPS and _is_busy(one.pid) for one in others)
+            all(other.phase not in _UNTIMED_PHASES for other in others)
+            and any(other.phase in _TIMED_PHASES for other in others)
+            and not any(other.phase is Phase.BETWEEN_STEPS and _is_busy(other.pid) for other in others)
         )
 
     def _limit_s(self, found: Mapping[int, RankObservation]) -> float:
         if self.limit_s is not None:
             return self.limit_s
-        longest_s = max(one.longest_phase_s for one in found.values())
-        least_s = _MIN_LIMIT_S if all(one.step for one in found.values()) else _FIRST_STEP_LIMIT_S
+        longest_s = max(number.longest_phase_s for number in found.values())
+        least_s = _MIN_LIMIT_S if all(number.step for number in found.values()) else _FIRST_STEP_LIMIT_S
         return max(least_s, _LIMIT_IN_PHASES * longest_s)
 
     def _verdict(self, found: Mapping[int, RankObservation], still_s: float) -> Hang:
         collectives = {rank: self._collective(rank) for rank in found}
 
         def cause_first(rank: int) -> tuple[bool, bool, bool, int, float]:
-            one = found[rank]
+            number = found[rank]
             goes_on = rank not in self._stopped_at
             return (
                 goes_on,
-                one.phase is not Phase.ENDED,
+                number.phase is not Phase.ENDED,
                 collectives[rank] is not None,
-                one.step,
-                one.changed_at,
+                number.step,
+                number.changed_at,
             )
 
         rank, *others = sorted(found, key=cause_first)
@@ -188,12 +188,14 @@ class RunWatch:
             f"their stacks are in {self.ranks_folder}",
         )
 
-    def _state(self, rank: int, one: RankObservation, collective: str | None) -> str:
-        if one.phase is Phase.ENDED:
-            return f"rank {rank} has ended after {one.step} steps"
+    def _state(self, rank: int, observation: RankObservation, collective: str | None) -> str:
+        if observation.phase is Phase.ENDED:
+            return f"rank {rank} has ended after {observation.step} steps"
         if rank in self._stopped_at:
-            return f"rank {rank} (process {one.pid}) is stopped by a signal in {describe(one)}"
-        return f"rank {rank} {f'waits in {collective}, ' if collective else 'is '}in {describe(one)}"
+            return (
+                f"rank {rank} (process {observation.pid}) is stopped by a signal in {describe(observation)}"
+            )
+        return f"rank {rank} {f'waits in {collective}, ' if collective else 'is '}in {describe(observation)}"
 
     def _collective(self, rank: int) -> str | None:
         """Return the collective in a rank's stacks; None if there is none."""
@@ -213,16 +215,16 @@ class RunWatch:
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""
-        one = found.get(self.ranks[0])
-        if one is None or one.step == 0:
+        get = found.get(self.ranks[0])
+        if get is None or get.step == 0:
             return
         if self._first is None:
-            self._first = now, one.step
+            self._first = now, get.step
         if now - self._told_at < _REPORT_EVERY_S:
             return
         self._told_at = now
         self.observer.progress(
-            progress_line(tuple(found.values()), self._s_per_step(one.step, now), self.predicted_bytes)
+            progress_line(tuple(found.values()), self._s_per_step(get.step, now), self.predicted_bytes)
         )
 
     def _s_per_step(self, step: int, now: float) -> float | None:
@@ -236,10 +238,10 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> None:
 
     For a rank that does not respond, or whose script has closed the file, py-spy writes them, if installed.
     """
-    for rank, one in ranks.items():
+    for rank, state in ranks.items():
         with contextlib.suppress(ProcessLookupError):
-            if _writes_to(one.pid, one.dump_descriptor, _stack_file(folder, rank)):
-                os.kill(one.pid, one.dump_signal)
+            if _writes_to(state.pid, state.dump_descriptor, _stack_file(folder, rank)):
+                os.kill(state.pid, state.dump_signal)
     until = time.monotonic() + _DUMP_S
     silent = list(ranks)
     while silent and time.monotonic() < until:
@@ -289,10 +291,10 @@ def progress_line(
     ranks: Sequence[RankObservation], s_per_step: float | None, predicted_bytes: int | None
 ) -> str:
     """Return step, remaining time and memory in one line; steps of the first rank, memory of the fullest."""
-    one = ranks[0]
-    words = [f"step {one.step}" + (f" of {one.num_steps}" if one.num_steps else "")]
-    if one.num_steps and s_per_step is not None:
-        words.append(f"{_duration((one.num_steps - one.step) * s_per_step)} left")
+    first = ranks[0]
+    words = [f"step {first.step}" + (f" of {first.num_steps}" if first.num_steps else "")]
+    if first.num_steps and s_per_step is not None:
+        words.append(f"{_duration((first.num_steps - first.step) * s_per_step)} left")
     peaks = [peak.allocated_bytes for rank in ranks for peak in rank.peaks.values()]
     if peaks:
         predicted = f" ({format_bytes(predicted_bytes)} predicted)" if predicted_bytes else ""
@@ -331,7 +333,7 @@ def _is_busy(pid: int) -> bool:
         processes = [process, *process.children(recursive=True)]
 
         def used_s() -> float:
-            return sum(sum(one.cpu_times()[:2]) for one in processes if one.is_running())
+            return sum(sum(process.cpu_times()[:2]) for process in processes if process.is_running())
 
         before_s = used_s()
         time.sleep(_CHECK_EVERY_S)

@@ -274,7 +274,11 @@ def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) 
         for sentence in clear_abandoned_locks(environ=os.environ, home=Path.home(), are_signed=True):
             observer.detail(f"zerofit: {sentence}")
     if not ended.exit_code:
-        ranks = [one for rank in ranks_of(to_launch) if (one := read_observation(folder.ranks, rank))]
+        ranks = [
+            observation
+            for rank in ranks_of(to_launch)
+            if (observation := read_observation(folder.ranks, rank))
+        ]
         line = closing_line(ranks, time.monotonic() - began, predicted_tensors(to_launch.plan))
         with contextlib.suppress(OSError):  # a closed terminal
             is_recorded = document_in(folder.run).get("exit_code") == 0

@@ -71,7 +71,7 @@ class LogLine:
             if found.re is _RANK:
                 if found[3] and rank is not None:
                     break
-                rank = next((int(one) for one in found.groups() if one), rank)
+                rank = next((int(group) for group in found.groups() if group), rank)
             text = text[found.end() :].removeprefix(" ")
         return rank, text.rstrip()
 
@@ -92,7 +92,7 @@ def moment_of(text: str) -> Moment | None:
     return (
         _MONTHS.index(month) + 1 if month in _MONTHS else int(month),
         int(found[f"d{kind}"]),
-        *(int(one) for one in clock[:3]),
+        *(int(part) for part in clock[:3]),
         fraction,
     )  # type: ignore[return-value]  # mypy counts no unpacked values
 

@@ -163,7 +163,7 @@ def next_attempt(
         except UserError as error:
             why_not = f"{error.summary}: {error.found}"
         except ExceptionGroup as errors:
-            why_not = "; ".join(str(one).partition("\n")[0] for one in errors.exceptions)
+            why_not = "; ".join(str(exception).partition("\n")[0] for exception in errors.exceptions)
     observer.say(f"the run is not restarted after running out of memory: {why_not}")
     return None
 
@@ -336,7 +336,7 @@ def _with_fields_of(spec: RunSpec, failed: Plan, names: list[str], source: str) 
 def _checkpoint_settings(plan: Plan) -> tuple[object, ...]:
     """Return the settings that must be equal for a checkpoint to load; fused AdamW has AdamW's states."""
     settings = (getattr(plan.strategy, name) for name in _CHECKPOINT_FIELDS)
-    return tuple(None if one is OptimizerName.ADAMW else one for one in settings)
+    return tuple(None if setting is OptimizerName.ADAMW else setting for setting in settings)
 
 
 def limits_after(
@@ -363,10 +363,10 @@ def limits_after(
         return replace(limits, host_bytes=int(_MAX_HOST_SHARE * estimate.host.peak_bytes))
     phase = None if end.phase is None else ESTIMATED_PHASES.get(end.phase)
     found = None if phase is None else estimate.device.of(phase)
-    fullest = found or max(estimate.device.phases, key=lambda one: one.held_by(Holder.TENSORS))
+    fullest = found or max(estimate.device.phases, key=lambda memory: memory.held_by(Holder.TENSORS))
     tensors, workspaces = fullest.held_by(Holder.TENSORS), 0
     if on_cpu:
-        workspaces = sum(one.num_bytes for one in fullest.terms if one.name == TensorKind.WORKSPACE.value)
+        workspaces = sum(term.num_bytes for term in fullest.terms if term.name == TensorKind.WORKSPACE.value)
     share = 1.0
     if end.peak_bytes and end.missing_bytes is not None:
         share = 1 - end.missing_bytes / end.peak_bytes
@@ -404,7 +404,7 @@ def record_recoveries(folder: RunFolder, recoveries: tuple[Recovery, ...], end: 
         OSError, ValueError, UserError
     ):  # the run has ended, whether or not this can be written
         document = json.loads(folder.run.read_text(encoding="utf-8"))
-        document["recoveries"] = [asdict(one) for one in recoveries]
+        document["recoveries"] = [asdict(recovery) for recovery in recoveries]
         if end is not None:
             document |= fields_of_end(end, datetime.fromisoformat(document["started_at"]))
         write_file(folder.run, json.dumps(document, indent=2) + "\n")

@@ -115,7 +115,7 @@ def check_run_dir(runs: Path) -> None:
     Raises:
         UserError: it can't.
     """
-    nearest = next(one for one in (runs, *runs.parents) if one.exists())
+    nearest = next(parent for parent in (runs, *runs.parents) if parent.exists())
     if not nearest.is_dir():
         raise _not_writable(f"{nearest} is not a folder")
     if not os.access(nearest, os.W_OK):
@@ -146,8 +146,8 @@ def write_file(path: Path, text: str, *, executable: bool = False) -> None:
 
 def attempts(folder: Path) -> tuple[Path, ...]:
     """Return the folders of a run's starts in order: its own, then one for each requeue or recovery."""
-    later = (one for one in folder.iterdir() if ATTEMPT.fullmatch(one.name))
-    return (folder, *sorted(later, key=lambda one: int(one.name.rpartition("-")[2])))
+    later = (path for path in folder.iterdir() if ATTEMPT.fullmatch(path.name))
+    return (folder, *sorted(later, key=lambda path: int(path.name.rpartition("-")[2])))
 
 
 def document_in(path: Path) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def document_in(path: Path) -> dict[str, Any]:
 def newest_checkpoint(*folders: Path) -> SavedCheckpoint | None:
     """Return the newest complete checkpoint recorded by a run's starts, the last start first."""
     noted = (path for folder in folders for path in noted_checkpoints(folder) if path.is_dir())
-    return next((one for path in noted if (one := inspect_checkpoint(path)).is_complete), None)
+    return next((checkpoint for path in noted if (checkpoint := inspect_checkpoint(path)).is_complete), None)
 
 
 def note_launcher(folder: RunFolder) -> None:
@@ -214,7 +214,7 @@ def _lives(pid: int, started_at: float) -> bool:
 def was_killed(folder: Path) -> str | None:
     """Return a sentence if all launchers of a run on this machine are gone; None if one may be alive."""
     found = launchers(folder)
-    if not found or any(one.lives is not False for one in found):
+    if not found or any(process.lives is not False for process in found):
         return None
     return f"zerofit itself, process {found[0].pid}, ended without a record: it was killed"
 

@@ -28,8 +28,19 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)-.")
 """Format of run folder names, as in zerofit.launching.run_folder."""
 _WRITTEN = (
-    *("plan.json", "accelerate.yaml", "ds_config.json", "command*.sh", "run*.json", "checkpoints.jsonl"),
-    *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out", "launcher*.json", STOP_FILE),
+    "plan.json",
+    "accelerate.yaml",
+    "ds_config.json",
+    "command*.sh",
+    "run*.json",
+    "checkpoints.jsonl",
+    "ranks",
+    "logs",
+    "job.*",
+    "submitted.json",
+    "slurm-*.out",
+    "launcher*.json",
+    STOP_FILE,
 )
 """Names that zerofit writes into a run folder; everything else is the user's."""
 _QUIET_S = 3600.0
@@ -78,13 +89,13 @@ def list_runs(runs: Path) -> tuple[ListedRun, ...]:
     if not runs.is_dir():
         return ()
     in_use = _arguments_of_processes()
-    folders = (one for one in runs.resolve().iterdir() if one.is_dir() and not one.is_symlink())
+    folders = (path for path in runs.resolve().iterdir() if path.is_dir() and not path.is_symlink())
     found = (
-        _listed_run(one, datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), in_use)
-        for one in folders
-        if (match := _NAME.match(one.name))
+        _listed_run(folder, datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), in_use)
+        for folder in folders
+        if (match := _NAME.match(folder.name))
     )
-    return tuple(sorted(found, key=lambda one: (one.started_at, one.folder.name)))
+    return tuple(sorted(found, key=lambda run: (run.started_at, run.folder.name)))
 
 
 def _arguments_of_processes() -> tuple[str, ...]:
@@ -100,12 +111,12 @@ def _listed_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> Li
     record = document_in(attempts(folder)[-1] / "run.json")  # of the last start
     exit_code = record.get("exit_code")
     files = [os.lstat(path) for path in _files(folder)]
-    newest = max(one.st_mtime for one in (*files, folder.lstat()))
+    newest = max(file.st_mtime for file in (*files, folder.lstat()))
     is_used = any(f"{folder}/" in word for word in in_use)
     return ListedRun(
         folder=folder,
         started_at=started_at,
-        num_bytes=sum(one.st_size for one in files if stat.S_ISREG(one.st_mode)),
+        num_bytes=sum(file.st_size for file in files if stat.S_ISREG(file.st_mode)),
         exit_code=exit_code if isinstance(exit_code, int) else None,
         is_running=is_used or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
         is_unknown=not (is_used or (folder / SUBMITTED_FILE).exists() or launchers(folder)),
@@ -121,7 +132,7 @@ def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
     if record and record.get("kind") not in (GOES_ON_AFTER if run.engine else ()):
         return False
     if run.engine is None:
-        lives = [one.lives for one in launchers(run.folder)]
+        lives = [process.lives for process in launchers(run.folder)]
         return True in lives or (not is_quiet and (None in lives or not lives))
     try:
         return not is_over(run)
@@ -172,11 +183,11 @@ def runs_to_prune(
     """
     old = found[: len(found) - keep_last] if keep_last else found
     if older_than_days is not None:
-        old = [one for one in old if now - one.started_at > timedelta(days=older_than_days)]
-    reasons = [(one, _why_kept(one, keep_failed=keep_failed)) for one in old]
+        old = [run for run in old if now - run.started_at > timedelta(days=older_than_days)]
+    reasons = [(run, _why_kept(run, keep_failed=keep_failed)) for run in old]
     return Pruning(
-        removed=tuple(one for one, reason in reasons if reason is None),
-        spared=tuple((one, reason) for one, reason in reasons if reason is not None),
+        removed=tuple(run for run, reason in reasons if reason is None),
+        spared=tuple((run, reason) for run, reason in reasons if reason is not None),
     )
 
 

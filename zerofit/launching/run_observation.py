@@ -40,12 +40,12 @@ def store_observation(
         step_time_s: median time of an optimizer step; None if too few were seen.
     """
     is_out_of_memory = verdict.kind is EndKind.GPU_OUT_OF_MEMORY
-    num_steps = min((one.step for one in ranks.values()), default=0)
+    num_steps = min((rank.step for rank in ranks.values()), default=0)
     if not is_out_of_memory and (verdict.kind is not None or not num_steps):
         return
     estimate = None if plan.topology.on_cpu else plan.estimate  # which is for the GPUs planned for
     step_time = None if estimate is None else estimate.step_time
-    one = Observation(
+    observation = Observation(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         script=script_path(target) or target[1],
         subject=subject_of(plan.capture, plan.workload),
@@ -63,7 +63,7 @@ def store_observation(
         expandable_segments=any(_EXPANDABLE in os.environ.get(name, "") for name in _ALLOCATOR),
     )
     try:
-        write_observation(one)
+        write_observation(observation)
     except OSError as error:  # the run's result does not depend on whether it can be stored
         print(f"zerofit: the run's measurements are not stored for later plans: {error}", file=sys.stderr)
 

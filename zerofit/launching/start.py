@@ -191,7 +191,7 @@ def start(
     now = count_oom_kills()
     with open(reader, encoding="utf-8") as report:
         failures = _failures(report.read())
-    records = {rank: one for rank in ranks if (one := read_record(folder.ranks, rank)) is not None}
+    records = {rank: record for rank in ranks if (record := read_record(folder.ranks, rank)) is not None}
     observations = watch.observations()
     verdict = judge(
         launcher_code=ended.exit_code,
@@ -212,7 +212,7 @@ def start(
         launch.target,
         verdict,
         observations,
-        peak_host_bytes=max((one.peak_host_bytes for one in records.values()), default=0),
+        peak_host_bytes=max((record.peak_host_bytes for record in records.values()), default=0),
         step_time_s=watch.step_time_s if launch.plan.trial is None else trial_step_time_s(records.values()),
     )
     document = _run_document(launch, folder, started_at, verdict, failures, records)
@@ -230,7 +230,7 @@ def predicted_tensors(plan: Plan) -> int | None:
 
 def trial_step_time_s(records: Iterable[RankRecord]) -> float | None:
     """Return a trial's measured step time on the slowest rank; None if there is none."""
-    return max((one.step_time_s for one in records if one.step_time_s is not None), default=None)
+    return max((record.step_time_s for record in records if record.step_time_s is not None), default=None)
 
 
 def _failures(report: str) -> dict[int, RankFailure]:

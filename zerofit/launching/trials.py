@@ -138,8 +138,8 @@ class Tuning(Trials):
     @property
     def best(self) -> Tried | None:
         """The fastest measured one; None if there is none."""
-        measured = [one for one in self.tried if one.result.step_time_s is not None]
-        return min(measured, key=lambda one: one.result.step_time_s or 0.0, default=None)
+        measured = [tried for tried in self.tried if tried.result.step_time_s is not None]
+        return min(measured, key=lambda tried: tried.result.step_time_s or 0.0, default=None)
 
     @property
     def launch(self) -> PlannedLaunch | None:
@@ -149,7 +149,7 @@ class Tuning(Trials):
             return None
         strategy = best.plan.strategy
         name = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
-        num_measured = sum(one.result.end is TrialEnd.MEASURED for one in self.tried)
+        num_measured = sum(tried.result.end is TrialEnd.MEASURED for tried in self.tried)
         reason = Reason(
             field=name,
             value=show(getattr(strategy, name)),
@@ -157,7 +157,7 @@ class Tuning(Trials):
             why=f"the fastest of {num_measured} measured here, {seconds(best.result.step_time_s or 0.0)} "
             "per step",
         )
-        others = tuple(one for one in best.plan.reasons if one.field != name)
+        others = tuple(other for other in best.plan.reasons if other.field != name)
         return replace(best.launch, plan=replace(best.plan, reasons=(reason, *others)))
 
 
@@ -206,16 +206,16 @@ def run_trials(
     _check_can_tune(spec)
     number = _CANDIDATES_PER_TRIAL * policy.num_trials
     launches = tuple(
-        replace(one, plan=replace(one.plan, **settings))  # type: ignore[arg-type]
-        for one in prepare_launches(replace(spec, num_fastest=number), observer)
+        replace(planned, plan=replace(planned.plan, **settings))  # type: ignore[arg-type]
+        for planned in prepare_launches(replace(spec, num_fastest=number), observer)
     )
     check(launches[0], observer)
     script = Path(script_of(spec.target or ())).name.removesuffix(".py")
     folder = trials_folder(run_dir, f"{TUNE_PREFIX}{script}", launches[0], policy)
-    tuning = Tuning(tried=(), folder=folder, candidates=tuple(one.plan for one in launches))
+    tuning = Tuning(tried=(), folder=folder, candidates=tuple(planned.plan for planned in launches))
     if dry_run:
         return tuning
-    of_key = {trial_key(one.plan): one for one in launches}
+    of_key = {trial_key(planned.plan): planned for planned in launches}
     kept = (
         Tried(launch=of_key[key], result=result, is_kept=True)
         for key, result in earlier_results(folder, policy).items()
@@ -297,7 +297,7 @@ def _next_of(launches: Sequence[PlannedLaunch], tuning: Tuning, num_trials: int)
     """Return the launch to try next; None if none is left, or enough were tried."""
     if len(tuning.tried) >= num_trials:
         return None
-    results = {one.plan.strategy: one.result for one in tuning.tried}
+    results = {trial.plan.strategy: trial.result for trial in tuning.tried}
     tried = {
         place: results[plan.strategy]
         for place, plan in enumerate(tuning.candidates)
@@ -354,7 +354,7 @@ def earlier_results(folder: Path, policy: TrialPolicy) -> dict[TrialKey, TrialRe
     if policy.is_anew:
         shutil.rmtree(folder, ignore_errors=True)
     found = {}
-    for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda one: _number(one.parent)):
+    for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda path: _number(path.parent)):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             result = TrialResult(**{**document, "end": TrialEnd(document["end"])})
@@ -393,16 +393,18 @@ def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> in
 
     def rank(place: int) -> tuple[bool, float, int]:
         predicted, family = times[place] or 0.0, _family(plans[place])
-        alike = [one for one in results if _family(plans[one]) == family]
-        is_same = any(abs(predicted - (times[one] or 0.0)) <= TIME_TIE_SHARE * predicted for one in alike)
+        alike = [result for result in results if _family(plans[result]) == family]
+        is_same = any(
+            abs(predicted - (times[result] or 0.0)) <= TIME_TIE_SHARE * predicted for result in alike
+        )
         of_family = ratios.get(family, [most_hopeful])
         return is_same, predicted * sum(of_family) / len(of_family), place
 
-    full = [place for place, one in results.items() if one.end is TrialEnd.OUT_OF_MEMORY]
+    full = [place for place, outcome in results.items() if outcome.end is TrialEnd.OUT_OF_MEMORY]
     left = [
         place
         for place, plan in enumerate(plans)
-        if place not in results and not any(_needs_as_much(plan, plans[one]) for one in full)
+        if place not in results and not any(_needs_as_much(plan, plans[larger]) for larger in full)
     ]
     return min(left, key=rank, default=None)
 
@@ -431,7 +433,7 @@ class _Trial:
         self._launch, self._policy, self._hang_limit_s = launch, policy, hang_limit_s
         self._observer = observer
         self._runs = folder.parent
-        number = max((_number(one) for one in folder.glob("trial-*")), default=0) + 1
+        number = max((_number(path) for path in folder.glob("trial-*")), default=0) + 1
         self._folder = RunFolder(path=folder / f"trial-{number}")
 
     def run(self, check: Callable[[PlannedLaunch, Observer], None]) -> TrialResult | signal.Signals:
@@ -472,7 +474,7 @@ class _Trial:
 
     def _result(self, end: RunEnd, refused: str | None) -> TrialResult:
         ranks = range(self._launch.plan.topology.world_size)
-        records = [one for rank in ranks if (one := read_record(self._folder.ranks, rank)) is not None]
+        records = [record for rank in ranks if (record := read_record(self._folder.ranks, rank)) is not None]
         step_time_s = trial_step_time_s(records) if end.kind is None else None
         kind, cause = TrialEnd.MEASURED, refused or end.cause
         if end.kind in _OUT_OF_MEMORY:
@@ -480,12 +482,14 @@ class _Trial:
         elif step_time_s is None:
             kind = TrialEnd.FAILED
             cause = cause or (f"the script ended within {self._policy.num_warm_up} steps, before a timed one")
-        held = [one.peak_gpu_reserved_bytes for one in records if one.peak_gpu_reserved_bytes is not None]
+        held = [
+            record.peak_gpu_reserved_bytes for record in records if record.peak_gpu_reserved_bytes is not None
+        ]
         return TrialResult(
             end=kind,
             step_time_s=step_time_s,
             gpu_bytes=max(held, default=None),
-            host_bytes=max((one.peak_host_bytes for one in records), default=0),
+            host_bytes=max((record.peak_host_bytes for record in records), default=0),
             cause=cause,
         )
 
@@ -503,7 +507,7 @@ def refusal(launch: PlannedLaunch, check: Callable[[PlannedLaunch, Observer], No
         errors = (error,)
     except ExceptionGroup as group:
         errors = group.exceptions
-    said = [f"{one.summary} [{one.rule}]" for one in errors if isinstance(one, UserError)]
+    said = [f"{refused.summary} [{refused.rule}]" for refused in errors if isinstance(refused, UserError)]
     return "; ".join(said) or None
 
 

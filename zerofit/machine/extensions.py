@@ -53,7 +53,7 @@ def ops_to_compile(names: Iterable[str], *, environ: Mapping[str, str], home: Pa
     """
     top, folder = extensions_folders(environ=environ, home=home, cuda_version=None)
     folders = [folder, *top.glob(f"{folder.name.removesuffix('cpu')}*")]
-    return tuple(name for name in names if not any(is_op_compiled(name, folder=one) for one in folders))
+    return tuple(name for name in names if not any(is_op_compiled(name, folder=place) for place in folders))
 
 
 def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLock, ...]:

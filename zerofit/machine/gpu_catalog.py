@@ -134,7 +134,7 @@ def catalog_gpu(
     for gpu in load_gpus() if gpus is None else gpus:
         is_named = _key(driver_name) in map(_key, gpu.driver_names)
         known = (gpu.spec.memory_bytes, gpu.spec.usable_bytes)
-        difference = min(abs(memory_bytes - one) for one in known)
+        difference = min(abs(memory_bytes - size) for size in known)
         if is_named and difference <= _SAME_MEMORY * gpu.spec.memory_bytes:
             return gpu
     return None

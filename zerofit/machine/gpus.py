@@ -172,7 +172,7 @@ def free_gpu_bytes(*, nvml: Any = None) -> tuple[int, ...]:
             return ()
         try:
             handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
-            return tuple(int(library.nvmlDeviceGetMemoryInfo(one).free) for one in handles)
+            return tuple(int(library.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles)
         except library.NVMLError:
             return ()
 

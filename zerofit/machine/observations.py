@@ -89,28 +89,32 @@ def subject_of(capture: Capture | None, workload: Workload) -> str:
     told = (
         model.class_path,
         model.facts,
-        [(one.name, one.num_trainable_parameters) for one in model.modules],
+        [(module.name, module.num_trainable_parameters) for module in model.modules],
         (model.weight_dtype, model.adapters, model.is_quantized, model.checkpoints, model.attention),
         [
-            (one.class_path, [(group.num_tensors, group.num_parameters) for group in one.groups])
-            for one in capture.optimizers
+            (optimizer.class_path, [(group.num_tensors, group.num_parameters) for group in optimizer.groups])
+            for optimizer in capture.optimizers
         ],
-        [(one.name, one.shape, one.dtype) for batch in capture.batches[:1] for one in batch.tensors],
+        [
+            (tensor.name, tensor.shape, tensor.dtype)
+            for batch in capture.batches[:1]
+            for tensor in batch.tensors
+        ],
         (capture.route, capture.mixed_precision, capture.micro_batch_size, capture.other_weight_bytes),
         workload,
     )
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def write_observation(one: Observation, *, environ: Mapping[str, str] = os.environ) -> Path:
+def write_observation(observation: Observation, *, environ: Mapping[str, str] = os.environ) -> Path:
     """Store an observation, delete the oldest above MOST_OBSERVATIONS, and return its file.
 
     Raises:
         OSError: it can't be written.
     """
     folder = _folder(environ)
-    name = f"{one.at.replace(':', '')}-{secrets.token_hex(4)}.json"
-    document = {**dataclasses.asdict(one), "peaks": [_plain(peak) for peak in one.peaks]}
+    name = f"{observation.at.replace(':', '')}-{secrets.token_hex(4)}.json"
+    document = {**dataclasses.asdict(observation), "peaks": [_plain(peak) for peak in observation.peaks]}
     write_whole(folder / name, json.dumps(document) + "\n", mode=0o600)
     for old in sorted(folder.glob("*.json"))[:-MOST_OBSERVATIONS]:
         with contextlib.suppress(OSError):  # another run may have removed it

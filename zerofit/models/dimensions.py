@@ -19,8 +19,19 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "hidden_dim"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 _GATED_FAMILIES = (
-    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3"),
-    *("stablelm", "deepseek_v2", "deepseek_v3"),
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "stablelm",
+    "deepseek_v2",
+    "deepseek_v3",
 )
 """Families with gated feed-forward blocks (three matrices). Source: their modeling files in transformers."""
 _GATED_ACTIVATIONS = ("silu", "swish")

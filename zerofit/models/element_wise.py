@@ -70,7 +70,7 @@ def _tried(optimizer: Any) -> ElementWise:
     except Exception as error:  # any: it is the script's code
         return ElementWise(is_kept=False, name=name, found=f"{type(error).__name__}: {error}")
     way = max(float((end - start).abs().max()) for end, start in zip(apart, _joined(draws[0]), strict=True))
-    distance = max(float((one - two).abs().max()) for one, two in zip(apart, together, strict=True))
+    distance = max(float((alone - two).abs().max()) for alone, two in zip(apart, together, strict=True))
     if distance <= _TOLERANCE * way:
         return ElementWise(is_kept=True, name=name)
     share = distance / way if way else float("inf")
@@ -83,7 +83,9 @@ def _small_shapes(optimizer: Any) -> list[list[tuple[int, ...]]]:
     sizes: dict[int, int] = {1: 1}
     groups = []
     for group in optimizer.param_groups:
-        shapes = [getattr(one, "ds_shape", one.shape) for one in group["params"][:_MAX_TENSORS]] or [(2, 3)]
+        shapes = [
+            getattr(parameter, "ds_shape", parameter.shape) for parameter in group["params"][:_MAX_TENSORS]
+        ] or [(2, 3)]
         small = [tuple(sizes.setdefault(size, len(sizes) + 1) for size in shape) for shape in shapes]
         groups.append(small if len(small) > 1 else small * 2)
     return groups

@@ -164,7 +164,7 @@ def _stored_tensors(located: LocatedConfig) -> list[tuple[str, list[int]]]:
             with safe_open(path, framework="numpy") as file:
                 names = file.keys()
                 slices = [file.get_slice(name) for name in names]
-                found += [(str(one.get_dtype()), list(one.get_shape())) for one in slices]
+                found += [(str(slice_.get_dtype()), list(slice_.get_shape())) for slice_ in slices]
     except (OSError, SafetensorError):
         return []
     return found

@@ -44,6 +44,6 @@ def _state_of(optimizer: Any, memo: Mapping[int, Any]) -> defaultdict[Any, dict[
 
     state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
     for parameter, values in optimizer.state.items():
-        if id(parameter) in memo and not any(isinstance(one, torch.Tensor) for one in values.values()):
+        if id(parameter) in memo and not any(isinstance(value, torch.Tensor) for value in values.values()):
             state[memo[id(parameter)]] = copy.deepcopy(values)
     return state

@@ -32,8 +32,17 @@ none (image_grid_thw, pixel_values_videos ...), so rows can't be assigned to sam
 
 SHARED_DRAWS = frozenset(
     {
-        *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like"),
-        *("normal_", "uniform_", "exponential_", "bernoulli_", "random_"),
+        "rand",
+        "randn",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal_",
+        "uniform_",
+        "exponential_",
+        "bernoulli_",
+        "random_",
     }
 )
 """torch functions that draw random numbers of a given shape: those of all samples can be drawn at once."""

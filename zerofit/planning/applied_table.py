@@ -191,7 +191,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     batch = "its own, size unknown"
     if capture.micro_batch_size is not None:
         batch = batch_words(capture)
-    names = [class_name(one.class_path) for one in capture.optimizers]
+    names = [class_name(optimizer.class_path) for optimizer in capture.optimizers]
     words = {
         "micro_batch_size": ("batch on each rank", batch),
         "engine": ("engine", _plain(plan)),

@@ -124,14 +124,14 @@ def candidates(problem: Problem) -> Candidates:
 
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors of a number, in ascending order."""
-    low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return tuple(sorted({*low, *(number // one for one in low)}))
+    low = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return tuple(sorted({*low, *(number // divisor for divisor in low)}))
 
 
 def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
     """Yield each (micro-batch, accumulation) that makes the global batch and that the script allows."""
     constraints = problem.constraints
-    made = [one for one in _batches_made(problem) if _fills_stages(one[1], problem)]
+    made = [batch for batch in _batches_made(problem) if _fills_stages(batch[1], problem)]
     if not made:
         raise _too_few_for_stages(problem)
     found = [
@@ -183,7 +183,7 @@ def _too_few_for_stages(problem: Problem) -> UserError:
 
 
 def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> UserError:
-    pin = next(one for one in problem.constraints.pins if one.field == "micro_batch_size")
+    pin = next(limit for limit in problem.constraints.pins if limit.field == "micro_batch_size")
     sizes = " or ".join(str(size) for size, _ in made)
     return UserError(
         pin.rule,

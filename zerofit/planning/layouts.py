@@ -42,11 +42,11 @@ def compare_layouts(
         solve: returns the best strategy that fits, or the nearest.
     """
     found = []
-    for one in (problem, *other_layouts(problem), *_pipelines(problem)):
+    for laid_out in (problem, *other_layouts(problem), *_pipelines(problem)):
         try:
-            found.append(Layout(problem=one, best=solve(one)))
+            found.append(Layout(problem=laid_out, best=solve(laid_out)))
         except UserError as error:
-            found.append(Layout(problem=one, best=None, refusal=error.summary))
+            found.append(Layout(problem=laid_out, best=None, refusal=error.summary))
     return tuple(found)
 
 
@@ -160,18 +160,21 @@ def best_layout(
 
 
 def _comes_before(
-    one: EstimatedStrategy, other: EstimatedStrategy, problem: Problem, tier_of: Callable[[Strategy], float]
+    strategy: EstimatedStrategy,
+    other: EstimatedStrategy,
+    problem: Problem,
+    tier_of: Callable[[Strategy], float],
 ) -> bool:
     """Return True if a strategy of larger groups is better than one of smaller groups.
 
     It is if its tier is lower, if it surely fits and is little slower, or if it is faster by more than
     TIME_TIE_SHARE.
     """
-    tier, other_tier = tier_of(one.strategy), tier_of(other.strategy)
+    tier, other_tier = tier_of(strategy.strategy), tier_of(other.strategy)
     if tier != other_tier:
         return tier < other_tier
-    seconds, other_seconds = _seconds(one), _seconds(other)
-    is_close, other_is_close = problem.is_close(one.estimate), problem.is_close(other.estimate)
+    seconds, other_seconds = _seconds(strategy), _seconds(other)
+    is_close, other_is_close = problem.is_close(strategy.estimate), problem.is_close(other.estimate)
     if is_close != other_is_close:
         safe, risky = (other_seconds, seconds) if is_close else (seconds, other_seconds)
         if safe <= risky * (1 + SAFETY_TIME_SHARE):
@@ -179,6 +182,6 @@ def _comes_before(
     return seconds * (1 + TIME_TIE_SHARE) < other_seconds
 
 
-def _seconds(one: EstimatedStrategy) -> float:
-    time = one.estimate.step_time
+def _seconds(strategy: EstimatedStrategy) -> float:
+    time = strategy.estimate.step_time
     return 0.0 if time is None else time.seconds

@@ -304,9 +304,11 @@ def _widths(batches: tuple[CapturedBatch, ...], name: str) -> Iterator[int]:
 
 
 def _tensor(batch: CapturedBatch, name: str) -> CapturedTensor | None:
-    found = next((one for one in batch.tensors if one.name.rpartition(".")[2] == name), None)
+    found = next((tensor for tensor in batch.tensors if tensor.name.rpartition(".")[2] == name), None)
     if found is None and name == "input_ids" and batch.lengths:
-        return next((one for one in batch.tensors if len(one.shape) > 1 and "int" in one.dtype), None)
+        return next(
+            (tensor for tensor in batch.tensors if len(tensor.shape) > 1 and "int" in tensor.dtype), None
+        )
     return found
 
 

@@ -36,17 +36,18 @@ class ObservedRuns:
         subject = subject_of(capture, problem.workload)
         gpus = tuple(gpu.name for gpu in problem.machine.gpus)
         alike = [
-            one
-            for one in observations
+            observation
+            for observation in observations
             if subject
-            and (one.subject, one.topology, one.gpus) == (subject, problem.topology, gpus)
-            and one.expandable_segments is problem.spec.options.expandable_segments
+            and (observation.subject, observation.topology, observation.gpus)
+            == (subject, problem.topology, gpus)
+            and observation.expandable_segments is problem.spec.options.expandable_segments
         ]
-        self._found = tuple(one for one in alike if one.versions == problem.versions)
-        others = [one for one in alike if one.versions != problem.versions]
+        self._found = tuple(observation for observation in alike if observation.versions == problem.versions)
+        others = [observation for observation in alike if observation.versions != problem.versions]
         self.notes = tuple(
-            f"runs like this were observed on other versions, last on {one.at[:10]}: they are not used"
-            for one in others[:1]
+            f"runs like this were observed on other versions, last on {other.at[:10]}: they are not used"
+            for other in others[:1]
         )
         """A sentence about observations that are not used, if there are any."""
 
@@ -58,30 +59,32 @@ class ObservedRuns:
         Args:
             predict: returns the estimate without observations.
         """
-        one = self._nearest(strategy, lambda one: bool(one.peaks), most=_most_reserved)
-        if one is None:
+        observation = self._nearest(
+            strategy, lambda observation: bool(observation.peaks), most=_most_reserved
+        )
+        if observation is None:
             return None
         predicted = predict(strategy)
-        if one.strategy == strategy:
-            return _observed_memory(one, predicted, predicted)
-        at_observed = predict(one.strategy)
-        return _observed_memory(one, predicted, at_observed)
+        if observation.strategy == strategy:
+            return _observed_memory(observation, predicted, predicted)
+        at_observed = predict(observation.strategy)
+        return _observed_memory(observation, predicted, at_observed)
 
     def step_time(
         self, strategy: Strategy, predict: Callable[[Strategy], StepTime | None]
     ) -> StepTime | None:
         """Return the time of a step by observation; the prediction if no comparable strategy was observed."""
         predicted = predict(strategy)
-        one = self._nearest(strategy, lambda one: one.step_time_s is not None)
-        if one is None or one.step_time_s is None or predicted is None:
+        observation = self._nearest(strategy, lambda observation: observation.step_time_s is not None)
+        if observation is None or observation.step_time_s is None or predicted is None:
             return predicted
-        is_same = one.strategy == strategy
-        at_observed = predicted if is_same else predict(one.strategy)
+        is_same = observation.strategy == strategy
+        at_observed = predicted if is_same else predict(observation.strategy)
         if at_observed is None:
             return predicted
-        told = f"{one.step_time_s:.3g} s, predicted {at_observed.seconds:.3g} s"
-        source = f"{'' if is_same else 'scaled as '}observed on this machine on {one.at[:10]}: {told}"
-        more = predicted.seconds * (one.step_time_s / at_observed.seconds - 1)
+        told = f"{observation.step_time_s:.3g} s, predicted {at_observed.seconds:.3g} s"
+        source = f"{'' if is_same else 'scaled as '}observed on this machine on {observation.at[:10]}: {told}"
+        more = predicted.seconds * (observation.step_time_s / at_observed.seconds - 1)
         term = TimeTerm(name=_TERM, seconds=more, formula="observed - predicted", source=source)
         return StepTime(
             terms=(*predicted.terms, term),
@@ -93,21 +96,27 @@ class ObservedRuns:
         self,
         strategy: Strategy,
         tells: Callable[[Observation], bool],
-        most: Callable[[Observation], int] = lambda one: 0,
+        most: Callable[[Observation], int] = lambda observation: 0,
     ) -> Observation | None:
         """Return an observation of this strategy, else the newest that differs only in its batch.
 
         Of this strategy it is the one with the largest ``most`` that ended like the newest: a run of a few
         steps may not have had the longest batch.
         """
-        told = [one for one in self._found if tells(one)]
-        same = [one for one in told if one.strategy == strategy]
+        told = [observation for observation in self._found if tells(observation)]
+        same = [observation for observation in told if observation.strategy == strategy]
         if same:
-            alike = (one for one in same if one.is_out_of_memory == same[0].is_out_of_memory)
+            alike = (
+                observation
+                for observation in same
+                if observation.is_out_of_memory == same[0].is_out_of_memory
+            )
             return max(alike, key=most)
         kind = _kind(strategy)
-        ended = (one for one in told if not one.is_out_of_memory)  # lower bounds give no ratio
-        return next((one for one in ended if _kind(one.strategy) == kind), None)
+        ended = (
+            observation for observation in told if not observation.is_out_of_memory
+        )  # lower bounds give no ratio
+        return next((observation for observation in ended if _kind(observation.strategy) == kind), None)
 
 
 def _kind(strategy: Strategy) -> Strategy:
@@ -120,7 +129,7 @@ def _kind(strategy: Strategy) -> Strategy:
 
 
 def _observed_memory(
-    one: Observation, predicted: MemoryEstimate, at_observed: MemoryEstimate
+    observation: Observation, predicted: MemoryEstimate, at_observed: MemoryEstimate
 ) -> MemoryEstimate:
     """Return an estimate with each phase set to the observed bytes, or scaled by observed / predicted.
 
@@ -133,14 +142,14 @@ def _observed_memory(
     """
     is_same = predicted is at_observed
     seen: dict[RunPhase, int] = {}
-    for peak in one.peaks:  # phases without an estimate, such as evaluation, count for the largest
+    for peak in observation.peaks:  # phases without an estimate, such as evaluation, count for the largest
         phase = ESTIMATED_PHASES.get(peak.phase, at_observed.peak.phase)
         name = phase if at_observed.of(phase) else at_observed.peak.phase
         seen[name] = max(peak.reserved_bytes, seen.get(name, 0))
-    most = _most_reserved(one)
+    most = _most_reserved(observation)
     told = f"{format_bytes(most)} reserved, predicted {format_bytes(_reserved(at_observed.peak))}"
-    kind = "out of memory beyond" if one.is_out_of_memory else "observed on this machine"
-    source = f"{'' if is_same else 'scaled as '}{kind} on {one.at[:10]}: {told}"
+    kind = "out of memory beyond" if observation.is_out_of_memory else "observed on this machine"
+    source = f"{'' if is_same else 'scaled as '}{kind} on {observation.at[:10]}: {told}"
     phases = []
     for memory in predicted.phases:
         there = at_observed.of(memory.phase)
@@ -149,10 +158,10 @@ def _observed_memory(
             phases.append(memory)
             continue
         needed = seen.get(memory.phase, min(most, _reserved(there)))
-        if one.is_out_of_memory:  # a lower bound
+        if observation.is_out_of_memory:  # a lower bound
             needed = max(needed, _reserved(there))
         phases.append(_scaled(memory, needed / _reserved(there), source))
-    is_sure = is_same and not one.is_out_of_memory
+    is_sure = is_same and not observation.is_out_of_memory
     return MemoryEstimate(
         phases=tuple(phases),
         uncertainty=min(_SAME_PLAN, predicted.uncertainty) if is_sure else predicted.uncertainty,
@@ -160,8 +169,8 @@ def _observed_memory(
     )
 
 
-def _most_reserved(one: Observation) -> int:
-    return max(peak.reserved_bytes for peak in one.peaks)
+def _most_reserved(observation: Observation) -> int:
+    return max(peak.reserved_bytes for peak in observation.peaks)
 
 
 def _reserved(phase: PhaseMemory) -> int:

@@ -245,10 +245,10 @@ def plan_to_run(spec: RunSpec, subject: Subject, *, observer: Observer) -> tuple
             fix=_fix(answer) or f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,
         )
-    others = (one for one in answer.found.fastest if one.strategy != answer.plan.strategy)
+    others = (c for c in answer.found.fastest if c.strategy != answer.plan.strategy)
     return (
         answer.plan,
-        *(plan_of(replace(answer.found, chosen=one), answer.problem) for one in others),
+        *(plan_of(replace(answer.found, chosen=other), answer.problem) for other in others),
     )
 
 

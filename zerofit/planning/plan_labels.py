@@ -80,7 +80,7 @@ def frozen_words(freeze: tuple[str, ...]) -> str:
     """Return what is frozen: "frozen embeddings", "frozen embeddings+6", "frozen weights" for patterns."""
     if freeze in FREEZES:
         return FREEZES[freeze]
-    are_words = all(is_word(one) for one in freeze)
+    are_words = all(is_word(name) for name in freeze)
     return f"frozen {', '.join(freeze)}" if are_words else "frozen weights"
 
 

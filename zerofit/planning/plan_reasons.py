@@ -54,12 +54,12 @@ def plan_of(found: TrainingResult, problem: Problem) -> Plan:
 
 def rejected(found: TrainingResult, problem: Problem) -> tuple[Rejected, ...]:
     """Return every strategy that was compared with the choice, with the reason why it lost."""
-    losers = [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.others]
-    losers += [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.variants]
-    for one in found.ruled_out:
-        least, limit = format_bytes(one.least_bytes), format_bytes(problem.device_bytes)
+    losers = [(other.strategy, why_it_loses(other, found.chosen, problem)) for other in found.others]
+    losers += [(variant.strategy, why_it_loses(variant, found.chosen, problem)) for variant in found.variants]
+    for out in found.ruled_out:
+        least, limit = format_bytes(out.least_bytes), format_bytes(problem.device_bytes)
         what = "weights, gradients, states, CUDA context and NCCL of its smallest variant"
-        losers.append((one.strategy, f"{what} take at least {least} of {limit} on each GPU"))
+        losers.append((out.strategy, f"{what} take at least {least} of {limit} on each GPU"))
     return tuple(Rejected(strategy=strategy, why=why) for strategy, why in losers)
 
 
@@ -188,12 +188,12 @@ def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) 
 def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
     """Return by what the choice wins: it is the fastest, the simplest or the safest."""
     ours = head.estimate.step_time
-    times = [one.estimate.step_time for one in found.others if one.fits]
-    if ours is None or any(one is None for one in times):
+    times = [other.estimate.step_time for other in found.others if other.fits]
+    if ours is None or any(time is None for time in times):
         return "the simplest that fits"
-    if all(one.seconds >= ours.seconds for one in times if one):
+    if all(time.seconds >= ours.seconds for time in times if time):
         return "the fastest that fits"
-    if any(one.seconds * (1 + TIME_TIE_SHARE) < ours.seconds for one in times if one):
+    if any(time.seconds * (1 + TIME_TIE_SHARE) < ours.seconds for time in times if time):
         return "it surely fits; faster ones may not, or change more"
     return f"the simplest of those that fit within {TIME_TIE_SHARE:.0%} of the fastest"
 
@@ -202,7 +202,7 @@ def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, p
     other = "param_offload" if field == "optimizer_offload" else "optimizer_offload"
     if problem.said.get(other) not in (None, OffloadDevice.NONE):
         return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
-    stays = [one for one in found.others if one.fits and not one.strategy.offloads]
+    stays = [judged for judged in found.others if judged.fits and not judged.strategy.offloads]
     if head.fits and stays:  # with another optimizer, say: that changes what is computed
         return "nothing fits without offload unless the training changes"
     return "nothing fits without offload"
@@ -210,7 +210,7 @@ def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, p
 
 def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     size = head.strategy.micro_batch_size or 1
-    larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
+    larger = [variant for variant in found.variants if (variant.strategy.micro_batch_size or 1) > size]
     script = problem.script
     if script is not None and size == script.micro_batch_size and head.fits:
         return "the script's own batch, not split"
@@ -226,10 +226,10 @@ def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: 
     if not head.strategy.gradient_checkpointing:
         return "activations fit, and recomputing them takes time" if head.fits else "this is the nearest"
     kept = [
-        one
-        for one in found.variants
-        if not one.strategy.gradient_checkpointing
-        and placement_of(one.strategy) == placement_of(head.strategy)
+        variant
+        for variant in found.variants
+        if not variant.strategy.gradient_checkpointing
+        and placement_of(variant.strategy) == placement_of(head.strategy)
     ]
     if not kept:
         return "without it activations do not fit"

@@ -146,9 +146,9 @@ def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
     rows = [header, _row(answer, answer.head, ">" if answer.fits else "?", is_short=is_short)]
     rows += [_row(answer, judged, "", is_short=is_short) for judged in found.others]
     problem = answer.problem
-    for one in found.ruled_out:
-        least = f"at least {gib(one.least_bytes)}"
-        name = kind_label(one.strategy, problem.topology)
+    for out in found.ruled_out:
+        least = f"at least {gib(out.least_bytes)}"
+        name = kind_label(out.strategy, problem.topology)
         rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _TOO_LARGE if is_short else _AT_LEAST])
     for row in rows if is_short else ():
         row[1] = short_label(row[1])
@@ -407,7 +407,11 @@ GROUPS = tuple(
             "A",
             "activations",
             (
-                *("activations", "recomputed activations", "activation gradients", "inputs", "outputs"),
+                "activations",
+                "recomputed activations",
+                "activation gradients",
+                "inputs",
+                "outputs",
                 "kernel workspaces",
             ),
         ),

@@ -96,8 +96,8 @@ class Planner:
         self, problem: Problem, rates: Rates, *, num_fastest: int, compares_layouts: bool, is_fast: bool
     ) -> Answer:
         def estimators(kind: type[TrainingEstimator], trace: Callable[[TraceRequest], Trace]) -> EstimatorOf:
-            return lambda one: kind(
-                one, trace=trace, rates=rates, observed_runs=ObservedRuns(one, self._observations)
+            return lambda problem: kind(
+                problem, trace=trace, rates=rates, observed_runs=ObservedRuns(problem, self._observations)
             )
 
         in_stages = problem.topology.pipeline_parallel_size > 1
@@ -159,14 +159,14 @@ def _with_rows(log: AllocationLog, rows_per_sample: int) -> AllocationLog:
     return replace(
         log,
         storages=replace(
-            storages, bytes_per_sample=tuple(one * rows_per_sample for one in storages.bytes_per_sample)
+            storages, bytes_per_sample=tuple(number * rows_per_sample for number in storages.bytes_per_sample)
         ),
         costs=tuple(
             replace(
-                one,
-                flops_per_sample=one.flops_per_sample * rows_per_sample,
-                bytes_per_sample=one.bytes_per_sample * rows_per_sample,
+                cost,
+                flops_per_sample=cost.flops_per_sample * rows_per_sample,
+                bytes_per_sample=cost.bytes_per_sample * rows_per_sample,
             )
-            for one in costs
+            for cost in costs
         ),
     )

@@ -252,15 +252,15 @@ def search(
     nearest = None
     if chosen is None:
         if not others and ruled_out:
-            least = min(ruled_out, key=lambda one: one.least_bytes)
+            least = min(ruled_out, key=lambda out: out.least_bytes)
             ruled_out.remove(least)
             others.append(run.estimate(least.strategy))
-        nearest = min(others, key=lambda one: one.excess, default=None)
+        nearest = min(others, key=lambda other: other.excess, default=None)
     return SearchResult(
         chosen=chosen,
         nearest=nearest,
-        others=tuple(sorted((one for one in others if one is not nearest), key=run.row_order)),
-        ruled_out=tuple(sorted(ruled_out, key=lambda one: one.least_bytes)),
+        others=tuple(sorted((other for other in others if other is not nearest), key=run.row_order)),
+        ruled_out=tuple(sorted(ruled_out, key=lambda out: out.least_bytes)),
         variants=run.variants_of(chosen.strategy) if chosen and compares else (),
         counts=run.counts(),
         fastest=run.fastest(tier_of(chosen.strategy), num_fastest) if chosen and num_fastest else (),
@@ -284,25 +284,29 @@ class _Search(Generic[C]):
         self._all = strategies
         self._estimated: dict[Strategy, C] = {}
         self._fit_verdicts: dict[Strategy, bool] = {}
-        self._possible = [one for one in strategies if estimator.least_bytes(one) <= device_bytes]
-        self.fitting = [one for one in self._possible if estimator.least_live_bytes(one) <= device_bytes]
-        times = {one: estimator.seconds(one) for one in self.fitting}
+        self._possible = [
+            strategy for strategy in strategies if estimator.least_bytes(strategy) <= device_bytes
+        ]
+        self.fitting = [
+            strategy for strategy in self._possible if estimator.least_live_bytes(strategy) <= device_bytes
+        ]
+        times = {strategy: estimator.seconds(strategy) for strategy in self.fitting}
         known = None not in times.values()
-        self._seconds = {one: (seconds or 0.0) if known else 0.0 for one, seconds in times.items()}
-        self._tiers = {one: tier_of(one) for one in self.fitting}
+        self._seconds = {strategy: (seconds or 0.0) if known else 0.0 for strategy, seconds in times.items()}
+        self._tiers = {strategy: tier_of(strategy) for strategy in self.fitting}
 
     def best(self, strategies: Iterable[Strategy]) -> C | None:
         """Return the simplest of the fastest in the lowest tier, preferring those that surely fit."""
         by_tier: dict[float, list[Strategy]] = {}
-        for one in sorted(strategies, key=simplicity):
-            by_tier.setdefault(self._tiers[one], []).append(one)
+        for strategy in sorted(strategies, key=simplicity):
+            by_tier.setdefault(self._tiers[strategy], []).append(strategy)
         for _, alike in sorted(by_tier.items()):
             best = self._simplest_of_the_fastest(alike, self._fits)
             if best is None:
                 continue
             if not self._surely_fits(best):
                 limit = self._seconds[best] * (1 + SAFETY_TIME_SHARE)
-                quick = [one for one in alike if self._seconds[one] <= limit]
+                quick = [strategy for strategy in alike if self._seconds[strategy] <= limit]
                 safe = self._simplest_of_the_fastest(quick, self._surely_fits)
                 best = safe or self._simplest_of_the_fastest(quick, self._surely_fits_gpu) or best
             return self.estimate(best)
@@ -313,10 +317,10 @@ class _Search(Generic[C]):
     ) -> Strategy | None:
         """Return the first that fits if none that fits is clearly faster; they are sorted by simplicity."""
         times = self._seconds
-        for one in alike:
-            faster = (other for other in alike if times[other] * (1 + self._tie_share) < times[one])
-            if not any(map(fits, faster)) and fits(one):
-                return one
+        for strategy in alike:
+            faster = (other for other in alike if times[other] * (1 + self._tie_share) < times[strategy])
+            if not any(map(fits, faster)) and fits(strategy):
+                return strategy
         return None
 
     def _fits(self, strategy: Strategy) -> bool:
@@ -332,29 +336,29 @@ class _Search(Generic[C]):
 
     def best_of(self, placement: Placement) -> C | RuledOut:
         """Return the best of a placement that fits; if none does, the one with the lowest memory bound."""
-        best = self.best(one for one in self.fitting if placement_of(one) == placement)
+        best = self.best(strategy for strategy in self.fitting if placement_of(strategy) == placement)
         if best is not None:
             return best
-        possible = [one for one in self._possible if placement_of(one) == placement]
+        possible = [strategy for strategy in self._possible if placement_of(strategy) == placement]
         if possible:
             return self.estimate(min(possible, key=self._estimator.least_live_bytes))
-        every = (one for one in self._all if placement_of(one) == placement)
+        every = (strategy for strategy in self._all if placement_of(strategy) == placement)
         least = min(every, key=self._estimator.least_bytes)
         return RuledOut(strategy=least, least_bytes=self._estimator.least_bytes(least))
 
     def fastest(self, highest_tier: float, number: int) -> tuple[C, ...]:
         """Return the fastest that fit up to a tier; those that differ only in their buckets count once."""
-        alike = [one for one in self.fitting if self._tiers[one] <= highest_tier]
+        alike = [strategy for strategy in self.fitting if self._tiers[strategy] <= highest_tier]
         found: dict[Strategy, C] = {}
-        for one in sorted(alike, key=lambda one: (self._seconds[one], simplicity(one))):
-            key = replace(one, buckets=Buckets())
-            if len(found) < number and key not in found and self._fits(one):
-                found[key] = self.estimate(one)
+        for strategy in sorted(alike, key=lambda strategy: (self._seconds[strategy], simplicity(strategy))):
+            key = replace(strategy, buckets=Buckets())
+            if len(found) < number and key not in found and self._fits(strategy):
+                found[key] = self.estimate(strategy)
         return tuple(found.values())
 
     def variants_of(self, chosen: Strategy) -> tuple[C | RuledOut, ...]:
         """Return the choice with the next larger micro-batch, and without checkpointing."""
-        return tuple(self._variant(one) for one in _variants(chosen, self._all))
+        return tuple(self._variant(strategy) for strategy in _variants(chosen, self._all))
 
     def _variant(self, strategy: Strategy) -> C | RuledOut:
         estimator = self._estimator
@@ -394,12 +398,16 @@ def _variants(chosen: Strategy, alike: Sequence[Strategy]) -> list[Strategy]:
     batch = ("micro_batch_size", "gradient_accumulation_steps")
     size = chosen.micro_batch_size or 1
     larger = [
-        one
-        for one in alike
-        if rest(one, *batch) == rest(chosen, *batch) and (one.micro_batch_size or 1) > size
+        strategy
+        for strategy in alike
+        if rest(strategy, *batch) == rest(chosen, *batch) and (strategy.micro_batch_size or 1) > size
     ]
-    found = [min(larger, key=lambda one: one.micro_batch_size or 1)] if larger else []
+    found = [min(larger, key=lambda strategy: strategy.micro_batch_size or 1)] if larger else []
     if chosen.gradient_checkpointing:
         name = "gradient_checkpointing"
-        found += [one for one in alike if rest(one, name) == rest(chosen, name) and one != chosen]
+        found += [
+            strategy
+            for strategy in alike
+            if rest(strategy, name) == rest(chosen, name) and strategy != chosen
+        ]
     return found

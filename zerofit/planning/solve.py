@@ -115,7 +115,7 @@ def solve(
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
-        layouts = compare_layouts(problem, solve=lambda one: _best_or_nearest(one, estimator_of))
+        layouts = compare_layouts(problem, solve=lambda laid_out: _best_or_nearest(laid_out, estimator_of))
     if shared := _with_shared_samples(problem, found, estimator_of, presolve):
         space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
     notes: list[str] = []
@@ -166,8 +166,8 @@ def _shortened(problem: Problem, estimator_of: EstimatorOf, presolve: Presolve |
     """Return the problem with the longest shorter samples that fit, if --allow length permits any."""
     if Allow.LENGTH not in problem.allow:
         return None
-    likely = (one for one in problem.shorter() if presolve is None or presolve(one))
-    return next((one for one in likely if best_of(one, estimator_of)), None)
+    likely = (shorter for shorter in problem.shorter() if presolve is None or presolve(shorter))
+    return next((shorter for shorter in likely if best_of(shorter, estimator_of)), None)
 
 
 def _notes(problem: Problem, found: TrainingResult) -> Iterator[str]:
@@ -184,9 +184,9 @@ def _notes(problem: Problem, found: TrainingResult) -> Iterator[str]:
 
 def _findings(dropped: Sequence[Dropped]) -> tuple[Finding, ...]:
     """Return why no candidate can run: the findings that all share, or all findings if they share none."""
-    rules = [{finding.rule for finding in one.findings} for one in dropped]
+    rules = [{finding.rule for finding in refused.findings} for refused in dropped]
     common = set.intersection(*rules)
-    every = dict.fromkeys(finding for one in dropped for finding in one.findings)
+    every = dict.fromkeys(finding for refused in dropped for finding in refused.findings)
     return tuple(finding for finding in every if not common or finding.rule in common)
 
 
@@ -211,7 +211,9 @@ def best_of(
     """
     strategies = candidates(problem).strategies
     if alike is not None:
-        likely = [one for one in strategies if _traced_alike(one) == _traced_alike(alike.strategy)]
+        likely = [
+            strategy for strategy in strategies if _traced_alike(strategy) == _traced_alike(alike.strategy)
+        ]
         if best := _search(problem, likely, estimator_of, compares=False).chosen:
             return best
     return _search(problem, strategies, estimator_of, compares=False).chosen

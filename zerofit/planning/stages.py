@@ -57,7 +57,7 @@ def share_by_memory(
         return estimator_of(_with_blocks(problem, blocks)).stage_bytes(strategy)
 
     # Measure each stage with one block less, and the last with the rest.
-    fewer = tuple(max(1, one - 1) for one in equal[:-1])
+    fewer = tuple(max(1, number - 1) for number in equal[:-1])
     other = (*fewer, num_blocks - sum(fewer))
     most = []
     for count, changed, full, then in zip(equal, other, stage_bytes(equal), stage_bytes(other), strict=True):

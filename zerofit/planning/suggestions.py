@@ -66,7 +66,10 @@ def suggestions(
         _shorter(problem),
     )
     machines = (
-        ((words, replace(problem, machine=one)) for words, one in with_more_host_memory(problem.machine)),
+        (
+            (words, replace(problem, machine=changed))
+            for words, changed in with_more_host_memory(problem.machine)
+        ),
         _nvme_disks(problem),
         _more_gpus(problem),
         _bigger_gpus(problem, gpus),

@@ -204,7 +204,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
     def _num_trained(self, strategy: Strategy) -> int:
         if self._problem.topology.pipeline_parallel_size > 1:  # each log covers one stage
             return 0 if strategy.freeze else self._problem.model.num_trainable_parameters
-        return sum(one.num_elements for one in self._log(strategy).parameters if one.trains)
+        return sum(parameter.num_elements for parameter in self._log(strategy).parameters if parameter.trains)
 
     def _within(self, strategy: Strategy) -> MemoryEstimate | None:
         """Return the memory of each GPU; None if it exceeds what a plan may use."""
@@ -231,11 +231,11 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             if device is None:
                 return None
             found.append(_with_stage_named(device, setup))
-        return max(found, key=lambda one: one.peak_bytes)
+        return max(found, key=lambda memory: memory.peak_bytes)
 
     def _without_limit(self, strategy: Strategy) -> MemoryEstimate:
-        found = [_with_stage_named(self._estimate(one), one) for one in self._setups(strategy)]
-        return max(found, key=lambda one: one.peak_bytes)
+        found = [_with_stage_named(self._estimate(setup), setup) for setup in self._setups(strategy)]
+        return max(found, key=lambda memory: memory.peak_bytes)
 
     def stage_bytes(self, strategy: Strategy) -> tuple[int, ...]:
         """Return the memory of one rank of each stage."""
@@ -271,9 +271,9 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
     def _predicted_step_time(self, strategy: Strategy) -> StepTime | None:
         """Return the time of an optimizer step: in a pipeline, that of the slowest stage."""
         machine, rates = self._problem.machine, self._rates
-        found = [estimate_step_time(one, machine=machine, rates=rates) for one in self._setups(strategy)]
-        known = [one for one in found if one is not None]
-        return max(known, key=lambda one: one.seconds, default=None)
+        found = [estimate_step_time(setup, machine=machine, rates=rates) for setup in self._setups(strategy)]
+        known = [time for time in found if time is not None]
+        return max(known, key=lambda time: time.seconds, default=None)
 
     def _setups(self, strategy: Strategy) -> list[Setup]:
         """Return the setup of each stage that may be the fullest or the slowest."""
@@ -285,7 +285,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         script = problem.script
         log, topology = self._log(strategy, stage), problem.topology
         cuts = topology.num_replicas < topology.world_size
-        kept = sum(one.num_elements for one in log.parameters) if cuts else 0
+        kept = sum(parameter.num_elements for parameter in log.parameters) if cuts else 0
         return Setup(
             log=log,
             strategy=strategy,

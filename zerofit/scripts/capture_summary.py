@@ -135,7 +135,7 @@ def _weights(capture: Capture) -> str:
 def _optimizer(capture: Capture) -> str:
     made = capture.optimizer
     if made is None:
-        names = [class_name(one.class_path) for one in capture.optimizers]
+        names = [class_name(optimizer.class_path) for optimizer in capture.optimizers]
         return f"{len(names)}: {', '.join(names)}" if names else "none was seen"
     rates = sorted({group.settings["lr"] for group in made.groups if "lr" in group.settings})
     words = [class_name(made.class_path)]

@@ -178,7 +178,7 @@ class ScriptFacts:
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
-        values = {one.dest: _value_of(one, given) for one in self.arguments}
+        values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
         reached = (call for call in self.calls if not any(_contradicts(need, values) for need in call.needs))
         return replace(self, calls=tuple(reached))
 

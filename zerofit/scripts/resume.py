@@ -87,7 +87,7 @@ def _options(tree: ast.AST) -> Iterator[tuple[str, tuple[str, bool]]]:
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) in ("add_argument", "option", "Option"):
-            keywords = {one.arg: one.value for one in node.keywords}
+            keywords = {keyword.arg: keyword.value for keyword in node.keywords}
             action = keywords.get("action")
             is_switch = "is_flag" in keywords or (
                 isinstance(action, ast.Constant) and str(action.value).startswith("store_")

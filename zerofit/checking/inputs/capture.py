@@ -107,13 +107,13 @@ def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
     }
     defaults = {"gradient_accumulation_steps": 1, "mixed_precision": "no"}
     certain = Confidence.CERTAIN
-    keywords = [one for one in script.accelerator_keywords if one.name not in values]
+    keywords = [keyword for keyword in script.accelerator_keywords if keyword.name not in values]
     keywords += [
-        replace(one, confidence=certain)
-        for one in script.accelerator_keywords
-        if values.get(one.name) == one.value
+        replace(keyword, confidence=certain)
+        for keyword in script.accelerator_keywords
+        if values.get(keyword.name) == keyword.value
     ]
-    read = {one.name for one in keywords}
+    read = {keyword.name for keyword in keywords}
     keywords += [
         Keyword(
             name=name,

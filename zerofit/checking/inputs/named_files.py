@@ -98,7 +98,7 @@ def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
         return
     keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
     for action, taken in _KEYWORDS:
-        keywords += [one for call in script.find(action) for one in call.keywords if one.name == taken]
+        keywords += [found for call in script.find(action) for found in call.keywords if found.name == taken]
     for keyword in keywords:
         if isinstance(keyword.value, str):
             yield keyword.said

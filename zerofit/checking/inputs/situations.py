@@ -155,7 +155,9 @@ def _situation(
 
         trainer = trainer_of(script, route, targets)
         if trainer is not None and is_inferred:
-            said = {name: replace(one, confidence=Confidence.LIKELY) for name, one in trainer.said.items()}
+            said = {
+                name: replace(setting, confidence=Confidence.LIKELY) for name, setting in trainer.said.items()
+            }
             trainer = replace(trainer, said=said)
     launch = settings_of_accelerate(accelerate, command)
     settings = launch or RunSettings()

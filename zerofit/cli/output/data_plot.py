@@ -43,9 +43,9 @@ def draw_lengths(report: LengthReport, path: Path) -> None:
 def _draw_histogram(axes: Any, report: LengthReport) -> None:
     histogram = report.measured.histogram
     found = bins(histogram, most=_MOST_BINS)
-    regular = [one for one in found if not one.is_tail]
+    regular = [bin_ for bin_ in found if not bin_.is_tail]
     width = regular[0].most - regular[0].least + 1
-    starts, heights = [one.least for one in regular], [one.num_samples for one in regular]
+    starts, heights = [bin_.least for bin_ in regular], [bin_.num_samples for bin_ in regular]
     axes.bar(starts, heights, width=width, align="edge", color="tab:blue", edgecolor="white", linewidth=0.4)
     end = regular[-1].most + 1
     for tail in found[len(regular) :]:

@@ -55,13 +55,13 @@ def _head(report: LengthReport) -> Iterator[str]:
 def _histogram(report: LengthReport) -> list[str]:
     found = bins(report.measured.histogram, most=_BINS)
     total = report.measured.histogram.num_samples
-    tallest = max(one.num_samples for one in found)
+    tallest = max(bin_.num_samples for bin_ in found)
     rows = [(report.measured.unit.value, "samples", "", "")]
-    for one in found:
-        span = f"{one.least:,}" if one.least == one.most else f"{one.least:,}-{one.most:,}"
+    for bin_ in found:
+        span = f"{bin_.least:,}" if bin_.least == bin_.most else f"{bin_.least:,}-{bin_.most:,}"
         # A nonempty bin shows at least one mark.
-        bar = "#" * max(round(one.num_samples / tallest * _BAR), int(one.num_samples > 0))
-        rows.append((span, f"{one.num_samples:,}", percent(one.num_samples / total), bar))
+        bar = "#" * max(round(bin_.num_samples / tallest * _BAR), int(bin_.num_samples > 0))
+        rows.append((span, f"{bin_.num_samples:,}", percent(bin_.num_samples / total), bar))
     return _aligned(rows, left={3})
 
 

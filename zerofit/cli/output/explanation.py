@@ -26,12 +26,13 @@ def explanation_text(run: RunExplanation) -> str:
         if run.sentence:
             return f"no log has the reason: {run.sentence}"
         return f"no failure in {_of(found.files)}"
-    rows = [f"also:   {one.failure.cause}  ({_place(one.at)})" for one in found.others]
-    rows += [f"NCCL:   {one}" for one in run.collectives]
+    rows = [f"also:   {other.failure.cause}  ({_place(other.at)})" for other in found.others]
+    rows += [f"NCCL:   {collective}" for collective in run.collectives]
     if run.good_run is not None:
         same = "the same strategy, data, machine and versions"
         rows += [
-            f"differs from {run.good_run}, the last good run: {one}" for one in run.differences or (same,)
+            f"differs from {run.good_run}, the last good run: {difference}"
+            for difference in run.differences or (same,)
         ]
     rank = "" if found.cause.at.rank is None else f", rank {found.cause.at.rank}"
     cause, name = found.cause.failure, click.style(found.cause.failure.id, bold=True)
@@ -53,7 +54,7 @@ def short_lines(run: RunExplanation) -> str | None:
     rows = [
         f"  cause: {cause.failure.cause} (confidence {cause.confidence})",
         f"  line:  {_place(cause.at)}: {cause.at.text}",
-        *(f"  NCCL:  {one}" for one in run.collectives[:1]),
+        *(f"  NCCL:  {collective}" for collective in run.collectives[:1]),
         f"  next:  {cause.failure.fix}",
     ]
     return "\n".join(rows)
@@ -67,7 +68,7 @@ def explanation_json(run: RunExplanation) -> str:
         "failed": found.cause is not None or run.sentence is not None,
         "sentence": run.sentence,
         "cause": None if found.cause is None else _found(found.cause),
-        "others": [_found(one) for one in found.others],
+        "others": [_found(other) for other in found.others],
         "collectives": list(run.collectives),
         "good_run": run.good_run,
         "differences": list(run.differences),
@@ -77,8 +78,8 @@ def explanation_json(run: RunExplanation) -> str:
     return json.dumps(document, indent=2)
 
 
-def _found(one: LoggedFailure) -> dict[str, Any]:
-    failure = one.failure
+def _found(logged: LoggedFailure) -> dict[str, Any]:
+    failure = logged.failure
     return {
         "id": failure.id,
         "role": failure.role,
@@ -86,9 +87,9 @@ def _found(one: LoggedFailure) -> dict[str, Any]:
         "why": failure.why,
         "fix": failure.fix,
         "evidence": failure.evidence,
-        "confidence": one.confidence,
-        "at": asdict(one.at),
-        "frame": one.frame,
+        "confidence": logged.confidence,
+        "at": asdict(logged.at),
+        "frame": logged.frame,
     }
 
 

@@ -42,8 +42,8 @@ def ladder_figure(ladder: Ladder) -> Any:
     used = [result and (result.host_bytes if on_cpu else result.gpu_bytes) for result in results]
     gpus = "" if ladder.predicted_for is None else gpus_words(ladder.predicted_for)
     label = f"predicted for {gpus}" if on_cpu else "predicted"
-    _draw(memory, [(one or 0) / GIB for one in used], color="0.55", label="measured")
-    _mark(memory, [(one := predicted_bytes(rung.plan)) and one / GIB for rung in rungs], label)
+    _draw(memory, [(result or 0) / GIB for result in used], color="0.55", label="measured")
+    _mark(memory, [(number := predicted_bytes(rung.plan)) and number / GIB for rung in rungs], label)
     memory.set_xlabel(
         "GiB of a rank's process at its peak" if on_cpu else "GiB reserved on a GPU at the peak"
     )

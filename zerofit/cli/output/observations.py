@@ -39,25 +39,25 @@ def observations_table(found: tuple[Observation, ...], *, width: int | None = No
         "step",
         "predicted",
     )
-    rows = [head, *(_row(one) for one in found)]
+    rows = [head, *(_row(observation) for observation in found)]
     return "\n".join(table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT))
 
 
-def _row(one: Observation) -> tuple[str, ...]:
-    kind = "CPU" if one.topology.on_cpu else "GPU"
-    reserved = one.peak_reserved_bytes
+def _row(observation: Observation) -> tuple[str, ...]:
+    kind = "CPU" if observation.topology.on_cpu else "GPU"
+    reserved = observation.peak_reserved_bytes
     gpu = _NO_VALUE if reserved is None else format_bytes(reserved)
     return (
-        one.at[:10],
-        Path(one.script).name,
-        describe_strategy(one.strategy).removeprefix("DeepSpeed "),
-        f"{one.topology.world_size} {kind}",
-        str(one.num_steps),
-        "out of memory" if one.is_out_of_memory else gpu,
-        _NO_VALUE if one.predicted_bytes is None else format_bytes(one.predicted_bytes),
-        format_bytes(one.host_bytes),
-        _seconds(one.step_time_s),
-        _seconds(one.predicted_step_time_s),
+        observation.at[:10],
+        Path(observation.script).name,
+        describe_strategy(observation.strategy).removeprefix("DeepSpeed "),
+        f"{observation.topology.world_size} {kind}",
+        str(observation.num_steps),
+        "out of memory" if observation.is_out_of_memory else gpu,
+        _NO_VALUE if observation.predicted_bytes is None else format_bytes(observation.predicted_bytes),
+        format_bytes(observation.host_bytes),
+        _seconds(observation.step_time_s),
+        _seconds(observation.predicted_step_time_s),
     )
 
 
@@ -67,8 +67,8 @@ def _seconds(value: float | None) -> str:
 
 def observations_json(found: tuple[Observation, ...]) -> str:
     """Return the observations as a JSON document: version, observations."""
-    plain = [dataclasses.asdict(one) for one in found]
-    for one in plain:
-        for peak in one["peaks"]:
+    plain = [dataclasses.asdict(observation) for observation in found]
+    for observation in plain:
+        for peak in observation["peaks"]:
             peak["phase"] = peak["phase"].value
     return json.dumps({"version": OBSERVATIONS_VERSION, "observations": plain}, indent=2)

@@ -56,28 +56,30 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "as_files_say": _judged(answer, answer.as_files_say),
         "chosen": _judged(answer, found.chosen),
         "nearest": _judged(answer, found.nearest),
-        "others": [_judged(answer, one) for one in found.others],
+        "others": [_judged(answer, other) for other in found.others],
         "variants": [
-            _ruled_out(one) if isinstance(one, RuledOut) else _judged(answer, one) for one in found.variants
+            _ruled_out(variant) if isinstance(variant, RuledOut) else _judged(answer, variant)
+            for variant in found.variants
         ],
-        "ruled_out": [_ruled_out(one) for one in found.ruled_out],
+        "ruled_out": [_ruled_out(out) for out in found.ruled_out],
         "forbidden": [
             {
-                "strategy": dataclasses.asdict(one.strategy),
-                "rules": list(dict.fromkeys(finding.rule for finding in one.findings)),
+                "strategy": dataclasses.asdict(dropped.strategy),
+                "rules": list(dict.fromkeys(finding.rule for finding in dropped.findings)),
             }
-            for one in answer.dropped
+            for dropped in answer.dropped
         ],
         "reasons": [dataclasses.asdict(reason) for reason in answer.plan.reasons],
         "changes": None
         if capture is None or not answer.fits
         else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
         "suggestions": [
-            {"change": one.change, **(_judged(answer, one.best) or {})} for one in answer.suggestions
+            {"change": suggestion.change, **(_judged(answer, suggestion.best) or {})}
+            for suggestion in answer.suggestions
         ],
         "counts": dataclasses.asdict(found.counts),
         "notes": list(answer.notes),
-        **({"layouts": [_layout(answer, one) for one in answer.layouts]} if answer.layouts else {}),
+        **({"layouts": [_layout(answer, layout) for layout in answer.layouts]} if answer.layouts else {}),
     }
 
 
@@ -89,8 +91,8 @@ def _layout(answer: Answer, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _ruled_out(one: RuledOut) -> dict[str, Any]:
-    return {"strategy": dataclasses.asdict(one.strategy), "least_bytes": one.least_bytes}
+def _ruled_out(out: RuledOut) -> dict[str, Any]:
+    return {"strategy": dataclasses.asdict(out.strategy), "least_bytes": out.least_bytes}
 
 
 def _judged(answer: Answer, judged: EstimatedStrategy | None) -> dict[str, Any] | None:

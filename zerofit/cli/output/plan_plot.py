@@ -31,22 +31,24 @@ def draw_plan(answer: Answer, path: Path) -> None:
     from matplotlib.figure import Figure
 
     problem, found = answer.problem, answer.found
-    shown = [(one, problem.topology) for one in (answer.head, *found.others)]
+    shown = [(other, problem.topology) for other in (answer.head, *found.others)]
     ruled_out = found.ruled_out
     if answer.layouts:
-        shown = [(one.best, one.problem.topology) for one in answer.layouts if one.best is not None]
+        shown = [
+            (layout.best, layout.problem.topology) for layout in answer.layouts if layout.best is not None
+        ]
         ruled_out = ()
-    estimated = tuple(one for one, _ in shown)
+    estimated = tuple(judged for judged, _ in shown)
     figure = Figure(figsize=(max(6.0, 1.6 * (len(estimated) + len(ruled_out))), 5.0), layout="constrained")
     axes = figure.subplots()
     if ruled_out:
-        _draw_bounds(axes, [one.least_bytes / GIB for one in ruled_out], first=len(estimated))
+        _draw_bounds(axes, [out.least_bytes / GIB for out in ruled_out], first=len(estimated))
     _draw_estimates(axes, answer, estimated)
     axes.axhline(problem.card_bytes / GIB, color="black", label="GPU")
     axes.axhline(problem.device_bytes / GIB, color="black", linestyle="--", label="available")
-    labels = [f"{label(one.strategy, topology)}\n{batch(one.strategy)}" for one, topology in shown]
-    labels += [kind_label(one.strategy, problem.topology) for one in ruled_out]
-    axes.set_xticks(range(len(labels)), [one.replace(", ", "\n") for one in labels], fontsize=8)
+    labels = [f"{label(judged.strategy, topology)}\n{batch(judged.strategy)}" for judged, topology in shown]
+    labels += [kind_label(out.strategy, problem.topology) for out in ruled_out]
+    axes.set_xticks(range(len(labels)), [text.replace(", ", "\n") for text in labels], fontsize=8)
     axes.set_ylabel("GiB on each GPU at its peak")
     title = f"{problem.model.name}, {workload_words(problem)}\n{machine_words(answer)}"
     axes.set_title(title, fontsize=10)
@@ -64,11 +66,11 @@ def _draw_bounds(axes: Any, sizes: list[float], *, first: int) -> None:
 
 
 def _draw_estimates(axes: Any, answer: Answer, estimated: tuple[EstimatedStrategy, ...]) -> None:
-    devices = [one.estimate.device for one in estimated]
+    devices = [strategy.estimate.device for strategy in estimated]
     sizes = [dict(grouped(device.peak)) for device in devices]
     tops = [0.0] * len(estimated)
     for group in GROUPS:
-        heights = [one.get(group, 0) / GIB for one in sizes]
+        heights = [size.get(group, 0) / GIB for size in sizes]
         colour = f"tab:{_COLOURS[group.letter]}"
         axes.bar(range(len(tops)), heights, bottom=tops, label=group.name, color=colour)
         tops = [top + height for top, height in zip(tops, heights, strict=True)]

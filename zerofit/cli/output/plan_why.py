@@ -43,8 +43,8 @@ def _losers(answer: Answer, width: int | None) -> Iterator[str]:
     yield "why others were rejected"
     topology = answer.problem.topology
     rows = [
-        ("", label(one.strategy, topology, beside=answer.head.strategy), batch(one.strategy), one.why)
-        for one in rejected(answer.found, answer.problem)
+        ("", label(loser.strategy, topology, beside=answer.head.strategy), batch(loser.strategy), loser.why)
+        for loser in rejected(answer.found, answer.problem)
     ]
     for dropped in answer.dropped:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in dropped.findings))

@@ -28,9 +28,9 @@ def tuning_table(tuning: Tuning, *, width: int | None) -> str:
     best = tuning.best
     ran = sorted(
         tuning.tried,
-        key=lambda one: (one.result.step_time_s is None, one.result.step_time_s or 0.0),
+        key=lambda tried: (tried.result.step_time_s is None, tried.result.step_time_s or 0.0),
     )
-    rows = [_row(one.plan, one, is_best=one is best) for one in ran]
+    rows = [_row(tried.plan, tried, is_best=tried is best) for tried in ran]
     if not tuning.tried:
         rows = [_row(plan, None, is_best=False) for plan in tuning.candidates]
     lines = table_lines([_HEAD, *rows], width=width, leaves_out=_LEFT_OUT)
@@ -64,7 +64,7 @@ def _sentences(tuning: Tuning) -> list[str]:
     first, best = tuning.candidates[0], tuning.best
     said = []
     if best is not None:
-        chosen = next((one for one in tuning.tried if one.plan.strategy == first.strategy), None)
+        chosen = next((tried for tried in tuning.tried if tried.plan.strategy == first.strategy), None)
         time_of_choice = None if chosen is None else chosen.result.step_time_s
         said.append(f"fastest: {strategy_words(best.plan)}, {seconds(best.result.step_time_s or 0.0)} a step")
         if chosen is best:
@@ -72,9 +72,9 @@ def _sentences(tuning: Tuning) -> list[str]:
         elif time_of_choice is not None:
             said[0] += f"; the planner's choice takes {seconds(time_of_choice)}"
     said += [
-        f"{strategy_words(one.plan)}: {one.result.cause or one.result.end.value}"
-        for one in tuning.tried
-        if one.result.end is not TrialEnd.MEASURED
+        f"{strategy_words(tried.plan)}: {tried.result.cause or tried.result.end.value}"
+        for tried in tuning.tried
+        if tried.result.end is not TrialEnd.MEASURED
     ]
     if first.topology.on_cpu:
         said.append("measured on CPU ranks; predictions are for the GPUs planned for")
@@ -99,8 +99,8 @@ def tuning_json(tuning: Tuning) -> str:
             "stopped_by": None if tuning.stopped_by is None else tuning.stopped_by.name,
             "best": None if best is None else tuning.tried.index(best),
             "trials": [
-                {**_strategy(one.plan), **dataclasses.asdict(one.result), "is_kept": one.is_kept}
-                for one in tuning.tried
+                {**_strategy(tried.plan), **dataclasses.asdict(tried.result), "is_kept": tried.is_kept}
+                for tried in tuning.tried
             ],
             "candidates": [_strategy(plan) for plan in tuning.candidates],
         },

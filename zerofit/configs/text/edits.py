@@ -121,9 +121,9 @@ def _parent(document: Document, path: tuple[str, ...]) -> Entries:
     return node
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     """Return True if two values are equal and of the same type: 1, 1.0 and True differ."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _set(document: Document, parent: Entries, key: str, value: Any) -> str:

@@ -163,7 +163,7 @@ class OptimizerEntry:
 
     def memory_with(self, options: Mapping[str, Any]) -> OptimizerMemory | None:
         """Return its memory with the options of a parameter group; None if only a trace knows it."""
-        found = next((one.memory for one in self.variants if one.holds(options)), self.memory)
+        found = next((variant.memory for variant in self.variants if variant.holds(options)), self.memory)
         more = [name for name in self.more_states if options.get(name)]
         if found is None or not more:
             return found

@@ -27,7 +27,7 @@ def set_device_guard() -> None:
 def is_compiled(model: Any) -> bool:
     """Return True if torch.compile has compiled a module or a part of it, as wrapper or in place."""
     modules = model.modules()
-    return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in modules)
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in modules)
 
 
 def is_in_backward() -> bool:
@@ -101,7 +101,7 @@ def taken_step_hooks(optimizers: Iterable[Any], *, stay: Callable[[Any], bool]) 
     Yields:
         the hooks before and those after a step, to be called without arguments.
     """
-    held = [[(one, getattr(one, name)) for one in optimizers] for name in HOOK_FIELDS]
+    held = [[(stepper, getattr(stepper, name)) for stepper in optimizers] for name in HOOK_FIELDS]
     before = [dict(hooks) for fields in held for _, hooks in fields]
     taken: list[list[Any]] = [[], []]
     for calls, fields in zip(taken, held, strict=True):

@@ -249,7 +249,7 @@ def checkpointed_blocks(model: Any) -> tuple[Any, ...]:
     """Return a model's blocks that have their own checkpointing switch, in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    return tuple(one for one in model.modules() if isinstance(one, GradientCheckpointingLayer))
+    return tuple(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
 
 
 def checkpoint_every(model: Any, every: int) -> tuple[int, int]:
@@ -286,7 +286,7 @@ def field_names(arguments: Any, name: str) -> tuple[str, ...]:
     """
     older = CHECKPOINTING_BEFORE_5_23.get(name)
     names = (name,) if older is None else (name, older)
-    return tuple(one for one in names if hasattr(arguments, one))
+    return tuple(argument for argument in names if hasattr(arguments, argument))
 
 
 def leave_weights_unread(model_class: Any) -> None:

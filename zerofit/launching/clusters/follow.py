@@ -50,7 +50,9 @@ class FollowedRun:
     @property
     def attempt(self) -> Path:
         """The folder of the last start."""
-        return [one for one in attempts(self.folder) if one == self.folder or (one / "ranks").exists()][-1]
+        return [path for path in attempts(self.folder) if path == self.folder or (path / "ranks").exists()][
+            -1
+        ]
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -137,7 +139,7 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
     """
     record, ranks = run.record, _ranks(run)
     state = run.scheduler_state()
-    slowest = min(ranks.values(), key=lambda one: one.step, default=None)
+    slowest = min(ranks.values(), key=lambda rank: rank.step, default=None)
     has_ended, end = _is_over(run, state), None
     if record is not None:
         end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
@@ -154,7 +156,7 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         "step": slowest and slowest.step,
         "num_steps": (slowest and slowest.num_steps) or None,
         "doing": describe(slowest) if slowest and slowest.phase is not Phase.ENDED else None,
-        "checkpoint": next((one.checkpoint for one in ranks.values() if one.checkpoint), None),
+        "checkpoint": next((rank.checkpoint for rank in ranks.values() if rank.checkpoint), None),
         "is_running": not has_ended,
         "exit_code": record and record["exit_code"],
         "end": end,
@@ -185,7 +187,7 @@ def _ranks(run: FollowedRun) -> dict[int, RankObservation]:
     folder = run.attempt / "ranks"
     ranks = (int(file.stem.removeprefix("rank")) for file in folder.glob("rank*.live"))
     found = {rank: read_observation(folder, rank) for rank in ranks}
-    return {rank: one for rank, one in sorted(found.items()) if one is not None}
+    return {rank: state for rank, state in sorted(found.items()) if state is not None}
 
 
 def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
@@ -270,8 +272,8 @@ def _is_over(run: FollowedRun, state: str | None) -> bool:
     if run.engine is None:
         if run.record is not None or was_killed(run.folder):
             return True
-        alive = [one.lives is not False for one in launchers(run.folder)]
-        alive += [psutil.pid_exists(one.pid) for one in _ranks(run).values()]
+        alive = [process.lives is not False for process in launchers(run.folder)]
+        alive += [psutil.pid_exists(rank.pid) for rank in _ranks(run).values()]
         return not any(alive)
     return state is not None and state.startswith((_FORGOTTEN, *ENGINES[run.engine].OVER))
 
@@ -303,12 +305,12 @@ def cancel(run: FollowedRun) -> str:
         return f"{run.engine.value} job {run.job_id} was told to end"
     if run.record is not None:  # the process that started it may be a notebook, which continues
         raise _not_running(run, "it has ended")
-    for one in launchers(run.folder):
-        if one.lives:
-            os.kill(one.pid, signal.SIGTERM)
-            return f"process {one.pid}, which runs it, was told to end"
-        if one.lives is None:
-            raise _not_running(run, f"process {one.pid} of {one.host} runs it: cancel it there")
+    for process in launchers(run.folder):
+        if process.lives:
+            os.kill(process.pid, signal.SIGTERM)
+            return f"process {process.pid}, which runs it, was told to end"
+        if process.lives is None:
+            raise _not_running(run, f"process {process.pid} of {process.host} runs it: cancel it there")
     raise _not_running(run, was_killed(run.folder) or "no process on this machine runs it")
 
 

@@ -204,7 +204,7 @@ def num_steps_of(plan: Plan) -> int | None:
     said = capture.trainer_arguments.get("max_steps") or 0
     if said > 0:
         return int(said)
-    return max((one.num_steps for one in capture.schedulers if one.num_steps), default=None)
+    return max((scheduler.num_steps for scheduler in capture.schedulers if scheduler.num_steps), default=None)
 
 
 def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:

@@ -236,15 +236,15 @@ def _env(submission: Submission) -> list[dict[str, Any]]:
 
 def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
     """Return the required node labels as a field of a pod's spec; empty if there are none."""
-    for one in flags.node_selector:
-        if not re.fullmatch(r"[\w./-]+=[\w.-]*", one):
+    for name in flags.node_selector:
+        if not re.fullmatch(r"[\w./-]+=[\w.-]*", name):
             raise bad_value(
                 "--node-selector",
-                one,
+                name,
                 why="it must be a node label and its value",
                 fix="`kubectl get nodes --show-labels` lists them; nvidia.com/gpu.product names the GPU",
             )
-    labels = dict(one.split("=", 1) for one in flags.node_selector)
+    labels = dict(name.split("=", 1) for name in flags.node_selector)
     return {"nodeSelector": labels} if labels else {}
 
 
@@ -312,10 +312,10 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output: the newest true condition."""
     conditions = json.loads(output).get("status", {}).get("conditions", [])
-    true = [one for one in conditions if one.get("status") == "True"]
+    true = [condition for condition in conditions if condition.get("status") == "True"]
     if not true:
         return "Running"
-    last = max(true, key=lambda one: str(one.get("lastTransitionTime", "")))
+    last = max(true, key=lambda condition: str(condition.get("lastTransitionTime", "")))
     return f"{last['type']} ({last['reason']})" if last.get("reason") else str(last["type"])
 
 

@@ -157,7 +157,7 @@ def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output; None if the job is not in it."""
     found = re.search(r"^\[.*", output, re.MULTILINE | re.DOTALL)  # lines on its server may come before
     records = json.loads(found[0]) if found else []
-    return next((one.get("status") for one in records if str(one.get("job_id")) == job_id), None)
+    return next((record.get("status") for record in records if str(record.get("job_id")) == job_id), None)
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

@@ -429,10 +429,17 @@ def _check_no_secrets(target: tuple[str, ...]) -> None:
 
 
 _UNREACHABLE_MESSAGES = (
-    *("connection refused", "did you specify the right host or port", "unable to connect to the server"),
-    *("no such host", "i/o timeout", "no configuration has been provided", "current-context is not set"),
-    *("unable to contact slurm controller", "could not establish a configuration source"),
-    *("max retries exceeded with url", "could not connect to skypilot api server"),
+    "connection refused",
+    "did you specify the right host or port",
+    "unable to connect to the server",
+    "no such host",
+    "i/o timeout",
+    "no configuration has been provided",
+    "current-context is not set",
+    "unable to contact slurm controller",
+    "could not establish a configuration source",
+    "max retries exceeded with url",
+    "could not connect to skypilot api server",
 )
 """Messages of clients that can't reach their scheduler, in lower case.
 

@@ -23,8 +23,8 @@ def redirect_saving(base: Any, adapted: Any) -> None:
         base: the script's model.
         adapted: peft's model around it.
     """
-    for one in (base, adapted):
-        vars(one)[_ADAPTED] = adapted  # bypasses Module.__setattr__, which would register it as a submodule
+    for owner in (base, adapted):
+        vars(owner)[_ADAPTED] = adapted  # bypasses Module.__setattr__, which would register it as a submodule
     for name in ("save_pretrained", "push_to_hub"):
         if hasattr(base, name):
             vars(base)[name] = MethodType(_save if name == "save_pretrained" else _push, base)

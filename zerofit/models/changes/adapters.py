@@ -140,7 +140,9 @@ def head_modules(model: Any) -> tuple[str, ...]:
         model: a transformers model, or a module of the script that contains one.
     """
     heads = (pair for holder in _holders(model) for pair in _heads_of(*holder))
-    return tuple(name for name, module in heads if any(_trains(one) for one in module.parameters()))
+    return tuple(
+        name for name, module in heads if any(_trains(parameter) for parameter in module.parameters())
+    )
 
 
 def _holders(model: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,8 +187,8 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
     bare = [
         f"{name}.{own}" if name else own
         for name, holder in _holders(model)
-        for own, one in holder.named_parameters(recurse=False)
-        if one.requires_grad
+        for own, parameter in holder.named_parameters(recurse=False)
+        if parameter.requires_grad
     ]
     if bare:
         raise UserError(
@@ -220,10 +222,10 @@ def _check_exist(model: Any, wanted: Iterable[str], *, what: str, rule: str) -> 
         UserError: one is missing.
     """
     names = [f".{name}" for name, _ in model.named_modules() if name]
-    missing = [one for one in wanted if not any(name.endswith(f".{one}") for name in names)]
+    missing = [ending for ending in wanted if not any(name.endswith(f".{ending}") for name in names)]
     if missing:
         last_parts = sorted({name.rpartition(".")[2] for name in names})
-        near = [found for one in missing if (found := nearest(one, last_parts))]
+        near = [found for name in missing if (found := nearest(name, last_parts))]
         raise UserError(
             rule,
             "no module has such a name",
@@ -247,7 +249,7 @@ def _frozen_modules(model: Any) -> list[str]:
         name: module.weight
         for name, module in model.named_modules()
         if isinstance(module, adaptable)
-        and not any(name == one or name.startswith(f"{one}.") for one in heads)
+        and not any(name == head or name.startswith(f"{head}.") for head in heads)
     }
     frozen = [name for name, weight in inner.items() if not _trains(weight)]
     linear = [name for name in inner if isinstance(model.get_submodule(name), torch.nn.Linear | Conv1D)]
@@ -263,14 +265,16 @@ def describe_adapters(model: Any) -> str:
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
-    adapted = [name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, LoraLayer)]
+    adapted = [
+        name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, LoraLayer)
+    ]
     full = [
         name.removeprefix("base_model.model.")
-        for name, one in model.named_modules()
-        if isinstance(one, ModulesToSaveWrapper)
+        for name, module in model.named_modules()
+        if isinstance(module, ModulesToSaveWrapper)
     ]
     and_full = f", and {', '.join(full)} fully trained" if full else ""
-    trainable = num_elements(one for one in model.parameters() if one.requires_grad)
+    trainable = num_elements(parameter for parameter in model.parameters() if parameter.requires_grad)
     return (
         f"LoRA of rank {model.peft_config['default'].r} on {len(adapted)} modules "
         f"({', '.join(dict.fromkeys(adapted))}){and_full}: "
@@ -324,11 +328,11 @@ def _all_linear(model: Any) -> list[str] | str:
     if isinstance(model, PreTrainedModel):
         return ALL_LINEAR
     linear = (torch.nn.Linear, Conv1D)
-    inner = {id(one) for part in transformers_parts(model) for one in part.modules()}
+    inner = {id(module) for part in transformers_parts(model) for module in part.modules()}
     return [
         name
-        for name, one in model.named_modules()
-        if isinstance(one, linear) and (not inner or id(one) in inner)
+        for name, module in model.named_modules()
+        if isinstance(module, linear) and (not inner or id(module) in inner)
     ]
 
 
@@ -344,7 +348,7 @@ def _task_of(model: Any) -> str | None:
 def _forked_random_state(model: Any) -> AbstractContextManager[Any]:
     import torch
 
-    devices = {one.device for one in model.parameters() if one.device.type == "cuda"}
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     forked: AbstractContextManager[Any] = torch.random.fork_rng(devices=[*devices])
     return forked
 

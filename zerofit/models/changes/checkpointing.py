@@ -98,7 +98,10 @@ def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool
 def _is_reentrant(part: Any) -> bool:
     functions = [checkpointing_function(module) for module in part.modules()]
     # torch's own default is True if unset (torch/utils/checkpoint.py, 2.13 warns).
-    return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)
+    return any(
+        isinstance(function, partial) and function.keywords.get("use_reentrant", True)
+        for function in functions
+    )
 
 
 def checkpointing_parts(module: Any) -> tuple[Any, ...]:
@@ -106,7 +109,7 @@ def checkpointing_parts(module: Any) -> tuple[Any, ...]:
     import transformers
 
     parts = _outermost(
-        module, lambda one: isinstance(one, transformers.PreTrainedModel) or can_checkpoint(one)
+        module, lambda part: isinstance(part, transformers.PreTrainedModel) or can_checkpoint(part)
     )
     return tuple(part for part in parts if can_checkpoint(part))
 
@@ -115,7 +118,7 @@ def transformers_parts(module: Any) -> Iterator[Any]:
     """Yield the outermost transformers models in a torch.nn.Module."""
     import transformers
 
-    return _outermost(module, lambda one: isinstance(one, transformers.PreTrainedModel))
+    return _outermost(module, lambda part: isinstance(part, transformers.PreTrainedModel))
 
 
 def _outermost(module: Any, is_part: Callable[[Any], bool]) -> Iterator[Any]:

@@ -38,12 +38,12 @@ def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
         _check_names(model, pattern, tuple(parameters), prefix)
     names = frozen_names(parameters, patterns, base_prefix=prefix)
     frozen = {id(parameters[name]) for name in names}
-    if not any(one.requires_grad and id(one) not in frozen for one in model.parameters()):
+    if not any(parameter.requires_grad and id(parameter) not in frozen for parameter in model.parameters()):
         raise _nothing_trains(model, patterns, names, parameters)
     for name in names:
         parameters[name].requires_grad_(False)
         parameters[name].grad = None
-    num_frozen = num_elements(one for one in model.parameters() if not one.requires_grad)
+    num_frozen = num_elements(parameter for parameter in model.parameters() if not parameter.requires_grad)
     num_all = num_elements(model.parameters())
     said = ", ".join(patterns)
     return (f"{num_frozen:,} of {num_all:,} parameters of {type(model).__name__} are frozen ({said})",)
@@ -67,7 +67,7 @@ def base_prefix_of(model: Any) -> str | None:
 
 def num_elements(parameters: Iterable[Any]) -> int:
     """Return the total number of elements, of whole parameters if ZeRO-3 has partitioned them."""
-    return sum(int(getattr(one, "ds_numel", None) or one.numel()) for one in parameters)
+    return sum(int(getattr(parameter, "ds_numel", None) or parameter.numel()) for parameter in parameters)
 
 
 def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str | None) -> None:
@@ -94,9 +94,11 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
 def _near(pattern: str, names: tuple[str, ...]) -> str:
     """Suggest a pattern instead of one that matches nothing: a module that contains it, or a similar name."""
     modules = {name.rpartition(".")[0] for name in names}
-    modules |= {".".join(one.split(".")[:end]) for one in modules for end in range(1, one.count(".") + 1)}
+    modules |= {
+        ".".join(module.split(".")[:end]) for module in modules for end in range(1, module.count(".") + 1)
+    }
     plain = pattern.strip("*.")
-    inner = sorted((one for one in modules if one.endswith(plain)), key=len)
+    inner = sorted((module for module in modules if module.endswith(plain)), key=len)
     found = inner[0] if plain and inner else nearest(plain, sorted(modules))
     shown = f"{found}.*" if found else _modules(names)[0]
     if shown == "*":  # would freeze the whole model
@@ -123,8 +125,12 @@ def _nothing_trains(
     why = "every parameter that the script trains would be frozen"
     fix = "freeze less, such as embeddings+1"
     if ALL_BUT_HEAD in patterns:
-        frozen = {id(parameters[one]): one for one in names}
-        tied = [one for one in parameters if one not in names and id(parameters[one]) in frozen]
+        frozen = {id(parameters[key]): key for key in names}
+        tied = [
+            parameter
+            for parameter in parameters
+            if parameter not in names and id(parameters[parameter]) in frozen
+        ]
         if base_prefix_of(model) == "":
             why = f"{name} has no head: it is a base model"
         elif tied:

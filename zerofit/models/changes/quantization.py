@@ -146,7 +146,7 @@ def _packed_heads(model: Any) -> list[str]:
     return [
         name
         for name in head_modules(model)
-        if any(one.dtype is torch.uint8 for one in model.get_submodule(name).parameters())
+        if any(parameter.dtype is torch.uint8 for parameter in model.get_submodule(name).parameters())
     ]
 
 
@@ -166,7 +166,9 @@ def store_frozen_in(model: Any, precision: Precision) -> tuple[str, ...]:
     """
     import torch
 
-    changed = [one for one in model.parameters() if not one.requires_grad and one.dtype is torch.float32]
+    changed = [
+        weight for weight in model.parameters() if not weight.requires_grad and weight.dtype is torch.float32
+    ]
     for parameter in changed:
         parameter.data = parameter.data.to(torch_dtype(precision))
     if not changed:

@@ -259,14 +259,14 @@ class SequenceShards:
         repeats = next(
             n for n in range(1, groups + 1) if groups % n == 0 and key.shape[1] * n % self._size == 0
         )
-        key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
         if kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = torch.cat(self._gathered(kwargs["position_ids"]), dim=-1)
         own = getattr(module, "num_key_value_groups", None)
         try:
             if own is not None:
                 module.num_key_value_groups = groups // repeats
-            query, key, value = (self._exchange(one) for one in (query, key, value))
+            query, key, value = (self._exchange(tensor) for tensor in (query, key, value))
             output, _ = attend(module, query, key, value, *args, **kwargs)
         finally:
             if own is not None:

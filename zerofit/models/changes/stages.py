@@ -81,7 +81,7 @@ def parts_of(model: nn.Module) -> Parts:
         for child in base.children()
         if isinstance(child, nn.ModuleList)
         and len(child) == num_blocks
-        and len({type(one) for one in child}) == 1
+        and len({type(block) for block in child}) == 1
     ]
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if base is model or len(stacks) != 1 or head is None:
@@ -139,7 +139,7 @@ def share_blocks(model: nn.Module, num_stages: int, planned: tuple[int, ...] = (
 
 
 def _num_parameters(module: nn.Module) -> int:
-    return sum(one.numel() for one in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @contextlib.contextmanager
@@ -189,9 +189,9 @@ def cut(
     places = {(id(parent), name) for parent, name, _ in dropped}
     others = {
         stage: [
-            one
-            for one in _outside(model, (stage,), bounds, returns_tuples=returns_tuples)
-            if (id(one[0]), one[1]) not in places
+            module
+            for module in _outside(model, (stage,), bounds, returns_tuples=returns_tuples)
+            if (id(module[0]), module[1]) not in places
         ]
         for stage in stages
     }
@@ -220,13 +220,15 @@ def keep_stages(model: nn.Module, place: int, num_ranks: int, planned: tuple[int
     own = [blocks[index] for stage in stages for index in range(bounds[stage], bounds[stage + 1])]
     cut(model, stages, bounds)
     setattr(parts.base, name, nn.ModuleList(own))
-    trains = place > 0 or any(one.requires_grad for one in model.get_input_embeddings().parameters())
+    trains = place > 0 or any(
+        parameter.requires_grad for parameter in model.get_input_embeddings().parameters()
+    )
     firsts = [blocks[bounds[stage]] for stage in stages[1:]]
     for block in own:
         if block in firsts and not trains:
             block.receives = True  # distinguishes it from other blocks for the tracer
             block.register_forward_pre_hook(_receive)
-        trains = trains or block in firsts or any(one.requires_grad for one in block.parameters())
+        trains = trains or block in firsts or any(parameter.requires_grad for parameter in block.parameters())
 
 
 def _receive(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -48,7 +48,7 @@ def difference(log: AffineLog, raw: RawLog[int], samples: int) -> str | None:
     """Return where a log at a size differs from a run at that size, or None."""
     mine = _mapped(log, lambda size: size[0] + size[1] * samples)
     for field in fields(RawLog):
-        here, there = (_named(one, field.name) for one in (mine, raw))
+        here, there = (_named(side, field.name) for side in (mine, raw))
         if here != there:
             if len(here) != len(there):
                 return f"{len(here)} {field.name}, not {len(there)}"
@@ -61,9 +61,13 @@ def _named(log: RawLog[int], column: str) -> list[Any]:
     """Return a column of a log with operators by name, since runs number them by first call."""
     names = log.operator_names
     if column == "operators":
-        return [names[one] for one in log.operators]
+        return [names[operator] for operator in log.operators]
     if column == "calls":
-        calls = [log.calls[one] for code, one in zip(log.codes, log.arguments, strict=True) if code == CALL]
+        calls = [
+            log.calls[argument]
+            for code, argument in zip(log.codes, log.arguments, strict=True)
+            if code == CALL
+        ]
         return [(names[call.operator], replace(call, operator=0)) for call in calls]
     if column == "arguments":
         pairs = zip(log.codes, log.arguments, strict=True)

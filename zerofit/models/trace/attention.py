@@ -214,7 +214,9 @@ def plain_kernel(
     import torch
 
     dtype = q.dtype
-    q, k, v = (one.float() if one.dtype in (torch.float16, torch.bfloat16) else one for one in (q, k, v))
+    q, k, v = (
+        tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor for tensor in (q, k, v)
+    )
     root = math.sqrt(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     scaled = q * root
     if is_causal:

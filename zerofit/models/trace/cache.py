@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "transformers", "accelerate", "peft")
 _ZEROFIT = Path(__file__).parents[2]
 _TRACER_FILES = (
-    *("core/allocation_log.py", "core/freezing.py", "core/stage_blocks.py", "core/strategy.py"),
-    *("core/upstream/*.py", "models/meta_device.py", "models/trees.py"),
-    *("models/changes/*.py", "models/trace/*.py"),
+    "core/allocation_log.py",
+    "core/freezing.py",
+    "core/stage_blocks.py",
+    "core/strategy.py",
+    "core/upstream/*.py",
+    "models/meta_device.py",
+    "models/trees.py",
+    "models/changes/*.py",
+    "models/trace/*.py",
 )
 """zerofit's files that affect the content and format of a trace."""
 _MOST_BYTES = 256 << 20
@@ -117,7 +123,7 @@ def _prune(folder: Path, most_bytes: int) -> None:
     """Delete the oldest traces of a folder above a maximum size."""
     total = 0
     seen = [(path.stat(), path) for path in folder.glob("*.trace")]
-    for status, path in sorted(seen, key=lambda one: one[0].st_mtime_ns, reverse=True):
+    for status, path in sorted(seen, key=lambda entry: entry[0].st_mtime_ns, reverse=True):
         total += status.st_size
         if total > most_bytes:
             path.unlink(missing_ok=True)

@@ -95,9 +95,9 @@ class CostBook:
 
         Key heads are expanded to all query heads: (samples, heads, tokens, channels).
         """
-        shapes = [tuple(one.shape) if isinstance(one, self._tensor) else one for one in args]
-        heads = max((one[1] for one in shapes if _is_of_heads(one)), default=0)
-        return [(one[0], heads, *one[2:]) if _is_of_heads(one) else one for one in shapes]
+        shapes = [tuple(arg.shape) if isinstance(arg, self._tensor) else arg for arg in args]
+        heads = max((shape[1] for shape in shapes if _is_of_heads(shape)), default=0)
+        return [(shape[0], heads, *shape[2:]) if _is_of_heads(shape) else shape for shape in shapes]
 
     def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if an attention kernel is called with a causal mask."""
@@ -122,7 +122,7 @@ def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
     if name not in _GROUPED:
         return 0
     first, second = args[:2]
-    sizes = [int(one) for one in (*first.shape[-2:], second.shape[-1])]
+    sizes = [int(number) for number in (*first.shape[-2:], second.shape[-1])]
     split = {(2, 3): 0, (2, 2): 1, (3, 2): 2}.get((first.dim(), second.dim()))
     if split is None:
         sizes.append(int(first.shape[0]))
@@ -144,12 +144,12 @@ def _convolution_flops(args: tuple[Any, ...]) -> int:
 
 def _touched(tensor: Any) -> int:
     if is_sparse(tensor):
-        return sum(_touched(one) for one in sparse_parts(tensor))
+        return sum(_touched(part) for part in sparse_parts(tensor))
     return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
 
 
 def _makes_a_view(function: Any) -> bool:
     if function._overloadpacket.__name__ in _FREE:
         return True
-    returned = [one.alias_info for one in function._schema.returns]
+    returned = [output.alias_info for output in function._schema.returns]
     return bool(returned) and all(info is not None and not info.is_write for info in returned)

@@ -61,7 +61,9 @@ def _cut_loss(given: dict[str, Any], note_kernel: Callable[..., None], *, casts:
     hidden, weight, bias = given["e"].contiguous().flatten(0, -2), given["c"], given.get("bias")
     if casts and torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")
-        hidden, weight, bias = (one if one is None else one.to(low) for one in (hidden, weight, bias))
+        hidden, weight, bias = (
+            tensor if tensor is None else tensor.to(low) for tensor in (hidden, weight, bias)
+        )
     targets, shift = given["targets"].contiguous(), int(given["shift"])
     losses, sums = _function().apply(
         hidden,
@@ -121,13 +123,13 @@ def _function() -> Any:
             share = 1 if averages is None else _UNFILTERED_SHARE
             products = 1 + share * sum(ctx.needs_input_grad[:2])
             ctx.note_kernel(hidden, weight, flops=int(products * ctx.flops))
-            made = [torch.zeros_like(one, dtype=kind) if needs else None for one, kind, needs in needed]
+            made = [torch.zeros_like(tensor, dtype=kind) if needs else None for tensor, kind, needs in needed]
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
             del order
             given = (hidden, weight, bias)
             found = [
-                one if one is None else one.to(own.dtype)
-                for one, own in zip((*made, of_bias), given, strict=True)
+                gradient if gradient is None else gradient.to(own.dtype)
+                for gradient, own in zip((*made, of_bias), given, strict=True)
             ]
             return (*found, *[None] * 6)
 

@@ -210,7 +210,7 @@ def describe(model: Any) -> Skeleton:
     embeddings: set[str] = set()
     modules, held = [], []
     for index, (path, module) in enumerate(model.named_modules()):
-        own = [names[id(one)] for one in module._parameters.values() if one is not None]
+        own = [names[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
         for name in own:
             holders.setdefault(name, index)
         if isinstance(module, torch.nn.Embedding):
@@ -281,11 +281,15 @@ class Tracing:
 
     def _notes(self) -> tuple[str, ...]:
         """Return a note if quantization was requested and the model has no layer that is quantized."""
-        if self.request.quantization is None or any(one.is_packed for one in self.skeleton.parameters):
+        if self.request.quantization is None or any(
+            parameter.is_packed for parameter in self.skeleton.parameters
+        ):
             return ()
         import torch
 
-        linear = {type(one).__name__ for one in self.model.modules() if isinstance(one, torch.nn.Linear)}
+        linear = {
+            type(module).__name__ for module in self.model.modules() if isinstance(module, torch.nn.Linear)
+        }
         kinds = ", ".join(sorted(linear - {"Linear"})) or "none"
         return (
             f"{self.request.quantization} quantizes nothing of this model: transformers replaces torch's "

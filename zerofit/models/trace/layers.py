@@ -93,7 +93,7 @@ def _signatures(layers: Any, config: Any) -> list[Any]:
 
 def _is_place(values: list[Any]) -> bool:
     """Return True if values are increasing, as layer indices are, also of a pipeline rank's layers."""
-    return all(type(value) is int for value in values) and all(one < more for one, more in pairwise(values))
+    return all(type(value) is int for value in values) and all(less < more for less, more in pairwise(values))
 
 
 def _settings(layer: Any) -> dict[tuple[str, str], Any]:

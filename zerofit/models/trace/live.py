@@ -89,9 +89,9 @@ def trace_live(
 
 def _check_plain(model: Any) -> None:
     """Check that the weights are plain tensors that fake tensors can represent."""
-    packed = {id(one.weight) for one in model.modules() if packs_in_4_bit(one)}
-    others = (one for one in model.parameters() if id(one) not in packed)
-    odd = {type(one).__name__ for one in others if not _is_plain(one)}
+    packed = {id(module.weight) for module in model.modules() if packs_in_4_bit(module)}
+    others = (parameter for parameter in model.parameters() if id(parameter) not in packed)
+    odd = {type(other).__name__ for other in others if not _is_plain(other)}
     if odd or (getattr(model, "is_quantized", False) and not packed):
         raise UserError(
             "trace-quantized",
@@ -136,7 +136,7 @@ def copy_without_values(
         known: existing replacements of objects inside, by id.
     """
     memo: dict[int, Any] = dict(known or {})
-    own = main_dtype(one for one in model.parameters() if one.dtype.is_floating_point)
+    own = main_dtype(weight for weight in model.parameters() if weight.dtype.is_floating_point)
     adapters = tuple(f".{name}." for name in getattr(model, "peft_config", None) or ())
     for name, parameter in model.named_parameters():
         is_adapter = any(adapter in f"{name}." for adapter in adapters)
@@ -150,7 +150,7 @@ def copy_without_values(
                 memo[id(tensor)] = _fake(tensor, tensor.dtype)
         for name in _HOOKS:
             hooks = getattr(module, name)
-            memo[id(hooks)] = OrderedDict((key, one) for key, one in hooks.items() if not _is_ours(one))
+            memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if not _is_ours(hook))
     for module in model.modules():
         if packs_in_4_bit(module):
             memo[id(module)] = packed_as(module, memo.get(id(module.bias)))

@@ -149,12 +149,12 @@ def _tokens(tensors: dict[str, Any]) -> Any:
     """Return the tensor of tokens, or None."""
     if "input_ids" in tensors:
         return tensors["input_ids"]
-    whole = (one for one in tensors.values() if one.dim() > 1 and not one.dtype.is_floating_point)
-    return next(whole, next((one for one in tensors.values() if one.dim() > 1), None))
+    whole = (tensor for tensor in tensors.values() if tensor.dim() > 1 and not tensor.dtype.is_floating_point)
+    return next(whole, next((tensor for tensor in tensors.values() if tensor.dim() > 1), None))
 
 
 def _most_frequent_first(tensors: dict[str, Any]) -> int | None:
-    sizes = Counter(int(one.shape[0]) for one in tensors.values() if one.dim())
+    sizes = Counter(int(tensor.shape[0]) for tensor in tensors.values() if tensor.dim())
     return sizes.most_common(1)[0][0] if sizes else None
 
 

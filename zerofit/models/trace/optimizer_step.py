@@ -47,7 +47,7 @@ def trace_steps(optimizer: Any) -> OwnSteps:
     Raises:
         Exception: any, of the optimizer's own code or of an operator without a form for fake tensors.
     """
-    own = [[_layout(one) for one in group["params"]] for group in optimizer.param_groups]
+    own = [[_layout(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     whole = _traced(optimizer, own)
     try:
         flat = _traced(optimizer, _flattened(own))
@@ -66,7 +66,9 @@ def _flattened(groups: Sequence[Sequence[Layout]]) -> list[list[Layout]]:
 
     elements = [sum(torch.Size(shape).numel() for shape, *_ in group) for group in groups]
     total = max(1, sum(elements))
-    sizes = [max(1, round(_FLAT_ELEMENTS * one / total) // _LEAST_FLAT) * _LEAST_FLAT for one in elements]
+    sizes = [
+        max(1, round(_FLAT_ELEMENTS * element / total) // _LEAST_FLAT) * _LEAST_FLAT for element in elements
+    ]
     return [[((size,), (1,), torch.float32, True)] for size in sizes]
 
 
@@ -80,7 +82,7 @@ def _traced(optimizer: Any, groups: Sequence[Sequence[Layout]]) -> StepTrace:
         made = [[_parameter(layout) for layout in group] for group in groups]
     copied = copy_on(optimizer, made)
     _choose_as_on_cuda(copied)
-    trained = [one for group in made for one in group if one.requires_grad]
+    trained = [parameter for group in made for parameter in group if parameter.requires_grad]
     with ExitStack() as stack:
         stack.enter_context(fake)
         stack.enter_context(torch.no_grad())
@@ -127,7 +129,7 @@ def _take_over_state(optimizer: Any, copied: Any, groups: Sequence[Sequence[Layo
         flat = len(layouts) != len(group["params"])
         for parameter, new in zip(group["params"], own["params"], strict=False):
             state = optimizer.state.get(parameter) or {}
-            if not any(isinstance(one, torch.Tensor) for one in state.values()):
+            if not any(isinstance(value, torch.Tensor) for value in state.values()):
                 continue
             copied.state[new] = {
                 name: _like(value, parameter, new, is_flat=flat) for name, value in state.items()
@@ -168,8 +170,8 @@ def _trace_of(recorder: _StepRecorder, trained: Sequence[Any], ends: Sequence[in
         if code == CALL
     ]
     return StepTrace(
-        elements=tuple(one.numel() for one in trained),
-        element_bytes=tuple(one.element_size() for one in trained),
+        elements=tuple(parameter.numel() for parameter in trained),
+        element_bytes=tuple(parameter.element_size() for parameter in trained),
         sizes=tuple(log.num_bytes[index] for index in numbers),
         states=tuple(entry - 1 for entry in kept),
         first=steps[0],

@@ -301,7 +301,7 @@ class Recorder:
 
     def note_kernel(self, *args: Any, flops: int = 0, **kwargs: Any) -> None:
         """Record a kernel that no operator stands for, as if it read or wrote each of its tensors once."""
-        tensors = [one for _, one in leaves((args, kwargs)) if isinstance(one, self._torch.Tensor)]
+        tensors = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, self._torch.Tensor)]
         self._note_call(
             self._book.kernel(self._operator_number("triton.kernel"), tensors, flops, self._pass())
         )
@@ -317,11 +317,11 @@ class Recorder:
         Source: aten/src/ATen/native/IndexingUtils.h, expandTensors.
         """
         found: list[Any] = []
-        for one in indices:
-            if one is not None and one.dtype is self._torch.bool and self._is_unknown(one):
-                found += self.call(self._torch.ops.aten.nonzero.default, (one,), {}).unbind(1)
+        for index in indices:
+            if index is not None and index.dtype is self._torch.bool and self._is_unknown(index):
+                found += self.call(self._torch.ops.aten.nonzero.default, (index,), {}).unbind(1)
             else:
-                found.append(one)
+                found.append(index)
         return found
 
     def _take_scratch(self, function: Any, args: tuple[Any, ...], operator: int, place: int) -> None:
@@ -374,7 +374,7 @@ class Recorder:
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
         """Mark integer and boolean tensors computed from the mask, the labels or random numbers."""
-        sources = {self.index_of(one) for _, one in leaves(args) if isinstance(one, self._torch.Tensor)}
+        sources = {self.index_of(leaf) for _, leaf in leaves(args) if isinstance(leaf, self._torch.Tensor)}
         for known in (self._from_mask, self._from_labels, self._from_chance):
             if sources & known:
                 known.add(index)

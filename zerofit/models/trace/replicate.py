@@ -62,7 +62,7 @@ class _Replication:
         self._copied = range(stack.copied, stack.copied + stack.period)
         self._more = copies * stack.period
         self._numbers = {name: number for number, name in enumerate(skeleton.modules)}
-        self._parameters = {one.name: number for number, one in enumerate(skeleton.parameters)}
+        self._parameters = {parameter.name: number for number, parameter in enumerate(skeleton.parameters)}
         self._layer = re.compile(rf"{re.escape(stack.path)}\.(\d+)(?=\.|$)")
         self._segments = self._cut()
         self._owners = self._find_owners()
@@ -158,11 +158,11 @@ class _Replication:
             yield segment, moved
             if not is_last_before:
                 continue
-            same = [one for one in copied if one.run == segment.run]
+            same = [alike for alike in copied if alike.run == segment.run]
             turns = range(1, self._copies + 1)
             for turn in turns if segment.is_forward else reversed(turns):
-                for one in same:
-                    yield one, one.layer + turn * period
+                for alike in same:
+                    yield alike, alike.layer + turn * period
 
     def _moved(self, layer: int, segment: _Segment, instance: int) -> int:
         """Return the layer of the longer stack that a segment's reference to a layer stands for."""
@@ -226,8 +226,8 @@ class _Replication:
             elif code == Event.FREE:
                 if self._is_not_yet(argument, segment, instance):
                     continue
-                for one in self._copies_of(argument, segment):
-                    out.note(code, one)
+                for number in self._copies_of(argument, segment):
+                    out.note(code, number)
                 argument = self._storage(argument, segment, instance)
             elif code == Event.GRADIENT_READY:
                 name = self._name(self._skeleton.parameters[argument].name, segment, instance)

@@ -161,7 +161,7 @@ def _loss(outputs: Any) -> Any:
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if loss is not None:
         return loss
-    tensor = next((one for _, one in named_tensors(outputs) if one.requires_grad), None)
+    tensor = next((output for _, output in named_tensors(outputs) if output.requires_grad), None)
     if tensor is None:
         raise UserError(
             "trace-failed",

@@ -52,10 +52,10 @@ class ScriptLoss:
 
     def compute(self, model: Any, inputs: Any, request: TraceRequest) -> Any:
         """Return the loss; under autocast each model runs as accelerate prepares it, with outputs in fp32."""
-        prepared = [one for one in self.others if all(inner is not model for inner in one.modules())]
+        prepared = [other for other in self.others if all(inner is not model for inner in other.modules())]
         with ExitStack() as stack:
-            for one in (model, *prepared) if request.autocast is not None else ():
-                stack.enter_context(_autocasting(one, request))
+            for other in (model, *prepared) if request.autocast is not None else ():
+                stack.enter_context(_autocasting(other, request))
             return self.stand_in.compute_loss(model, inputs)
 
 

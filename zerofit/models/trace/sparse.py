@@ -35,7 +35,7 @@ def on_parts(function: Any, args: tuple[Any, ...], call: Callable[..., Any]) -> 
     name, aten = function.__name__, torch.ops.aten
     if name == "_coalesce.default":
         (tensor,) = args
-        places, values = (call(aten.clone.default, (one,), {}) for one in sparse_parts(tensor))
+        places, values = (call(aten.clone.default, (part,), {}) for part in sparse_parts(tensor))
         return _sparse(places, values, tensor.shape)
     if name == "sparse_mask.default":
         given, mask = args

@@ -40,9 +40,9 @@ def kernels_skipped(note_kernel: Callable[..., None]) -> Iterator[None]:
 def _as_if_equal(equal: Callable[..., bool]) -> Callable[..., bool]:
     """Return a torch.equal that is True in Liger's losses, which compare the incoming gradient with 1."""
 
-    def ask(one: Any, other: Any) -> bool:
+    def ask(kernel: Any, other: Any) -> bool:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
-        return caller.startswith("liger_kernel.") or equal(one, other)
+        return caller.startswith("liger_kernel.") or equal(kernel, other)
 
     return ask
 

@@ -327,7 +327,7 @@ class HostRank:
     def _page_bytes(self) -> int:
         optimizer = self._setup.optimizer
         parameters = [self._setup.log.parameters[number] for number in self._trained]
-        stepped = [(one.num_elements, one.is_embedding) for one in parameters]
+        stepped = [(parameter.num_elements, parameter.is_embedding) for parameter in parameters]
         if self._stage is not ZeroStage.NOTHING:  # flat tensors, embeddings by themselves
             parts = [(-(-size // self._num_ranks), is_embedding) for size, is_embedding in stepped]
             stepped = [(sum(size for size, of in parts if of is kind), kind) for kind in (False, True)]

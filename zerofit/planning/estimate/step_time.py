@@ -129,7 +129,7 @@ def _num_gathers(setup: Setup) -> int:
     backward pass's gather, as parameters used again within the reuse distance are kept.
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release (0.19.8).
     """
-    elements = sum(one.num_elements for one in setup.log.parameters)
+    elements = sum(parameter.num_elements for parameter in setup.log.parameters)
     buckets = setup.strategy.buckets
     kept = min(buckets.stage3_max_live_parameters, buckets.stage3_max_reuse_distance)
     return 1 if elements <= kept else 2
@@ -141,15 +141,19 @@ def _num_owners(setup: Setup) -> int:
 
 
 def _num_trained(setup: Setup) -> int:
-    return sum(1 for one in setup.log.parameters if one.trains)
+    return sum(1 for parameter in setup.log.parameters if parameter.trains)
 
 
 def _trained_elements(setup: Setup) -> int:
-    return sum(one.num_elements for one in setup.log.parameters if one.trains)
+    return sum(parameter.num_elements for parameter in setup.log.parameters if parameter.trains)
 
 
 def _trained_bytes(setup: Setup) -> int:
-    return sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters if one.trains)
+    return sum(
+        parameter.num_elements * parameter.bytes_per_element
+        for parameter in setup.log.parameters
+        if parameter.trains
+    )
 
 
 def _sent_bytes(setup: Setup) -> int:
@@ -414,7 +418,7 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
     speeds = speeds_of(machine, setup.topology, rates)
     if speeds is None:
         return None
-    passes = {one: _Pass(setup, speeds, one) for one in Pass}
+    passes = {kind: _Pass(setup, speeds, kind) for kind in Pass}
     terms = [*_compute_terms(setup, passes, speeds)]
     if setup.trains:
         times = _PassTimes(
@@ -424,7 +428,7 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
         exchange = _communication(setup, speeds, times)
         terms += [exchange] if exchange is not None else []
         terms += [optimizer_term(setup, speeds), *_offload_terms(setup, speeds, times)]
-    micro_batch_s = sum(one.seconds for one in passes.values())
+    micro_batch_s = sum(pass_.seconds for pass_ in passes.values())
     if setup.stage is not None:
         terms += _pipeline_terms(setup, setup.stage, speeds, micro_batch_s=micro_batch_s)
     uncertainty, source = _uncertainty(setup, machine, is_short=micro_batch_s < _SHORT_S)
@@ -536,7 +540,7 @@ def _compute_terms(setup: Setup, passes: dict[Pass, _Pass], speeds: Speeds) -> l
     terms = [
         TimeTerm(
             name=name,
-            seconds=times * sum(one.by_kind[kind] for one in first),
+            seconds=times * sum(cost.by_kind[kind] for cost in first),
             formula=_FORMULAS.get(kind, "micro-batches x sum of max(FLOPs / rate, bytes / bandwidth)"),
             source=speeds.group.source if kind is CostKind.EXCHANGE and speeds.group else _ROOFLINE,
         )
@@ -545,7 +549,7 @@ def _compute_terms(setup: Setup, passes: dict[Pass, _Pass], speeds: Speeds) -> l
     terms.append(
         TimeTerm(
             name="launch overhead",
-            seconds=times * sum(one.waits_s for one in first),
+            seconds=times * sum(cost.waits_s for cost in first),
             formula="micro-batches x max(0, operators x dispatch - their time on the GPU), each pass",
             source="the rate of dispatch",
         )

@@ -127,9 +127,9 @@ def read_config_files(
         broken=situation.broken if is_named else (),
     )
     if errors := check(checked, rules=FILE_RULES).of(Severity.ERROR):
-        raise ExceptionGroup("files that can't be read", [one.as_error() for one in errors])
+        raise ExceptionGroup("files that can't be read", [error.as_error() for error in errors])
     accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed)
-    documents = [one for one in files if one is not None]
+    documents = [file for file in files if file is not None]
     if not documents:
         return None
     is_fsdp = accelerate is not None and accelerate.value("distributed_type") == "FSDP"
@@ -204,9 +204,13 @@ def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
         "precision": settings.precision,
     }
     nothing = (None, "none", OffloadDevice.NONE, Precision.FP32)
-    said = {name: one for name, one in all_said.items() if one is not None and one.value not in nothing}
+    said = {
+        name: setting
+        for name, setting in all_said.items()
+        if setting is not None and setting.value not in nothing
+    }
     if settings.engine is None or settings.engine.value is not Engine.DEEPSPEED:
-        said = {name: one for name, one in said.items() if name in ("engine", "precision")}
+        said = {name: setting for name, setting in said.items() if name in ("engine", "precision")}
         if file.value("distributed_type") not in ("MULTI_GPU", "MULTI_CPU", "NO"):
             said.pop("engine", None)
     return said

@@ -35,7 +35,15 @@ _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.
 _TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
 """zerofit's files that affect the trace of a captured model."""
 _PREFIXES = (
-    *("DATASETS_", "DS_", "HF_", "PEFT_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_"),
+    "DATASETS_",
+    "DS_",
+    "HF_",
+    "PEFT_",
+    "PYTHON",
+    "PYTORCH_",
+    "TOKENIZERS_",
+    "TORCH",
+    "TRANSFORMERS_",
     "TRL_",
 )
 """Prefixes of environment variables that affect scripts, beside those named in the script's own code."""

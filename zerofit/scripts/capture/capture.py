@@ -255,7 +255,7 @@ def _reproducible(capture: Capture) -> Capture:
     Left out are time, memory, seeds, randomly drawn samples, and strings such as folders named by time.
     """
     batches = tuple(
-        replace(batch, lengths=(), tensors=tuple(replace(one, shape=()) for one in batch.tensors))
+        replace(batch, lengths=(), tensors=tuple(replace(tensor, shape=()) for tensor in batch.tensors))
         for batch in capture.batches[:1]
     )
     arguments = {
@@ -270,7 +270,9 @@ def _reproducible(capture: Capture) -> Capture:
 
 def _differs_from_cached(kept: Capture, seen: Capture) -> UserError:
     was, now = _reproducible(kept), _reproducible(seen)
-    differing = [one.name for one in fields(was) if getattr(was, one.name) != getattr(now, one.name)]
+    differing = [
+        member.name for member in fields(was) if getattr(was, member.name) != getattr(now, member.name)
+    ]
     return UserError(
         "script-trains-another",
         "the script trains differently each time",

@@ -13,15 +13,27 @@ if TYPE_CHECKING:
 MARK = "ZEROFIT_CAPTURE"
 """Names the capture's folder; all child processes inherit it, and are found and ended by it."""
 _LAUNCHER_PREFIXES = (
-    *("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "MV2_", "OMPI_", "PARALLELISM_CONFIG_", "PMI_"),
+    "ACCELERATE_",
+    "FSDP_",
+    "MEGATRON_LM_",
+    "MV2_",
+    "OMPI_",
+    "PARALLELISM_CONFIG_",
+    "PMI_",
     "TORCHELASTIC_",
 )
 """Prefixes of the variables that launchers set for ranks. Source: accelerate/utils/launch.py;
 accelerate/state.py, which uses MPI's world size;
 torch/distributed/elastic/agent/server/local_elastic_agent.py."""
 _LAUNCHER_NAMES = {
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    *("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD"),
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "FP8_OVERRIDE_FPROP",
+    "FP8_OVERRIDE_DGRAD",
+    "FP8_OVERRIDE_WGRAD",
 }
 """Launcher variables whose prefixes user variables may share. Source: as above."""
 _GPUS = tuple(f"{kind}_VISIBLE_DEVICES" for kind in ("CUDA", "HIP", "ROCR", "ASCEND_RT"))
@@ -36,12 +48,20 @@ _NO_TRACKERS = {
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # transformers/integrations/integration_utils.py, MLflowCallback
 }
 _TRACKER_FOLDERS = (
-    *("CLEARML_CACHE_DIR", "COMET_OFFLINE_DIRECTORY", "NEPTUNE_DATA_DIRECTORY", "NEPTUNE_LOG_DIRECTORY"),
-    *("TRACKIO_DIR", "WANDB_DIR"),
+    "CLEARML_CACHE_DIR",
+    "COMET_OFFLINE_DIRECTORY",
+    "NEPTUNE_DATA_DIRECTORY",
+    "NEPTUNE_LOG_DIRECTORY",
+    "TRACKIO_DIR",
+    "WANDB_DIR",
 )
 """Where trackers write when offline."""
 _RESUMED_RUNS = {
-    *("MLFLOW_RUN_ID", "WANDB_RUN_ID", "COMET_EXPERIMENT_KEY", "SWANLAB_RUN_ID", "TRACKIO_SPACE_ID"),
+    "MLFLOW_RUN_ID",
+    "WANDB_RUN_ID",
+    "COMET_EXPERIMENT_KEY",
+    "SWANLAB_RUN_ID",
+    "TRACKIO_SPACE_ID",
 }
 
 

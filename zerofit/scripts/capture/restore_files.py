@@ -26,9 +26,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CACHE_VARIABLES = (
-    *("HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE"),
-    *("KERAS_HOME", "MPLCONFIGDIR", "NLTK_DATA", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TORCH_HOME"),
-    *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRANSFORMERS_CACHE", "TRITON_CACHE_DIR"),
+    "HF_ASSETS_CACHE",
+    "HF_DATASETS_CACHE",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_MODULES_CACHE",
+    "HF_XET_CACHE",
+    "KERAS_HOME",
+    "MPLCONFIGDIR",
+    "NLTK_DATA",
+    "NUMBA_CACHE_DIR",
+    "PYTHONPYCACHEPREFIX",
+    "TORCH_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TRANSFORMERS_CACHE",
+    "TRITON_CACHE_DIR",
 )
 """Variables that name folders of files that are downloaded or computed again if missing.
 
@@ -37,9 +50,27 @@ the others.
 """
 _CACHES_AT_HOME = (".triton", ".nv", ".config/matplotlib", "nltk_data")
 _CACHES = (
-    *("clip", "deepspeed", "flashinfer", "fontconfig", "gdown", "gensim-data", "huggingface", "kagglehub"),
-    *("keras", "matplotlib", "modelscope", "nvidia", "open_clip", "pip", "tiktoken", "torch"),
-    *("torch_extensions", "triton", "uv", "vllm", "whisper"),
+    "clip",
+    "deepspeed",
+    "flashinfer",
+    "fontconfig",
+    "gdown",
+    "gensim-data",
+    "huggingface",
+    "kagglehub",
+    "keras",
+    "matplotlib",
+    "modelscope",
+    "nvidia",
+    "open_clip",
+    "pip",
+    "tiktoken",
+    "torch",
+    "torch_extensions",
+    "triton",
+    "uv",
+    "vllm",
+    "whisper",
 )
 """Folders below ~/.cache of such files; others are programs' own, or users'."""
 _MADE_CACHES = ("huggingface",)

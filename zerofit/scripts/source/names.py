@@ -31,7 +31,10 @@ TENSOR_GATHERS = {
 """Need tensors of the same shape on all ranks."""
 GENERATES = {"zerofit.generate", "zerofit.generation.generate.generate"}
 PARSE_CALLS = {
-    *("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"),
+    "parse_args_into_dataclasses",
+    "parse_json_file",
+    "parse_yaml_file",
+    "parse_dict",
     "parse_args_and_config",
 }
 PLAIN_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 UNKNOWN = "**"
 """Represents unknown options among a parser's options."""
 _PARSER_WIDE = {
-    *("parents", "prefix_chars", "exit_on_error", "fromfile_prefix_chars", "conflict_handler", UNKNOWN),
+    "parents",
+    "prefix_chars",
+    "exit_on_error",
+    "fromfile_prefix_chars",
+    "conflict_handler",
+    UNKNOWN,
 }
 """Arguments of a parser that add options, or change how unknown ones are handled."""
 _GROUPS = {"add_argument_group", "add_mutually_exclusive_group"}
@@ -68,7 +73,11 @@ def _record_argument(reading: Reading, call: CallSite) -> None:
     given = {keyword.arg for keyword in call.node.keywords} if isinstance(call.node, ast.Call) else {None}
     if not options or len(options) != len(call.arguments):
         return
-    dest = next((one for one in options if one.startswith("--")), options[0]).lstrip("-").replace("-", "_")
+    dest = (
+        next((option for option in options if option.startswith("--")), options[0])
+        .lstrip("-")
+        .replace("-", "_")
+    )
     action, default = call.keywords.get("action"), call.keywords.get("default")
     kind = action.value if isinstance(action, Constant) else None
     type_name = call.expression("type", len(call.arguments))
@@ -91,8 +100,20 @@ def _record_argument(reading: Reading, call: CallSite) -> None:
 
 _KEEP_THEM = frozenset(
     {
-        *("print", "vars", "repr", "str", "getattr", "hasattr", "dict", "asdict", "dumps", "dump"),
-        *("info", "debug", "warning", "set_seed"),
+        "print",
+        "vars",
+        "repr",
+        "str",
+        "getattr",
+        "hasattr",
+        "dict",
+        "asdict",
+        "dumps",
+        "dump",
+        "info",
+        "debug",
+        "warning",
+        "set_seed",
     }
 )
 """Functions that do not change the arguments that they are passed."""

@@ -68,11 +68,11 @@ def _parses_plain_arguments(tree: ast.Module) -> bool:
     } | {f"transformers.{name}" for name in names.PLAIN_ARGUMENTS}
     own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     parsed = {
-        ast.unparse(one)
+        ast.unparse(elt)
         for call in nodes
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "HfArgumentParser"
         for argument in (*call.args, *(keyword.value for keyword in call.keywords))
-        for one in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
+        for elt in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
     }
     return bool(parsed & (imported - own))
 
@@ -126,7 +126,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
-        arguments=tuple(one for one in reading.arguments.values() if one is not None),
+        arguments=tuple(argument for argument in reading.arguments.values() if argument is not None),
     )
 
 

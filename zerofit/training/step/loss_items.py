@@ -16,7 +16,16 @@ _NONE, _MEAN = 0, 1
 _BY_LABEL = ("NllLoss",)
 _BY_ELEMENT = ("MseLoss", "BinaryCrossEntropy", "SmoothL1Loss", "HuberLoss", "SoftMarginLoss")
 _KEEPS_THE_MEAN = (
-    *("Div", "Mul", "Neg", "ToCopy", "Clone", "Alias", "View", "ReshapeAlias", "Squeeze", "Unsqueeze"),
+    "Div",
+    "Mul",
+    "Neg",
+    "ToCopy",
+    "Clone",
+    "Alias",
+    "View",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
     "PreBackwardFunctionForModule",  # DeepSpeed's, around the outputs of each module at stage 3
 )
 _SUMS = ("Add", "Sub")
@@ -26,11 +35,46 @@ _BY_ENTRY = frozenset(
     (
         *_KEEPS_THE_MEAN,
         *_SUMS,
-        *("Abs", "Pow", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Log2", "Sin", "Cos", "Sgn"),
-        *("Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Tanh", "Sigmoid", "LogSigmoid", "Softplus"),
-        *("Clamp", "ClampMin", "ClampMax", "Minimum", "Maximum", "Where", "MaskedFill", "NativeDropout"),
-        *("Index", "MaskedSelect", "Slice", "UnsafeView", "Expand", "Xlogy", "Addcmul", "Lerp"),
-        *("Stack", "Cat", "Split"),
+        "Abs",
+        "Pow",
+        "Sqrt",
+        "Rsqrt",
+        "Exp",
+        "Expm1",
+        "Log",
+        "Log1p",
+        "Log2",
+        "Sin",
+        "Cos",
+        "Sgn",
+        "Relu",
+        "LeakyRelu",
+        "Elu",
+        "Gelu",
+        "Silu",
+        "Tanh",
+        "Sigmoid",
+        "LogSigmoid",
+        "Softplus",
+        "Clamp",
+        "ClampMin",
+        "ClampMax",
+        "Minimum",
+        "Maximum",
+        "Where",
+        "MaskedFill",
+        "NativeDropout",
+        "Index",
+        "MaskedSelect",
+        "Slice",
+        "UnsafeView",
+        "Expand",
+        "Xlogy",
+        "Addcmul",
+        "Lerp",
+        "Stack",
+        "Cat",
+        "Split",
     )
 )
 """Elementwise operators, which keep a batch's values separate."""
@@ -43,8 +87,19 @@ _WHOLE_ROWS = frozenset(
     (
         "",  # AccumulateGrad: a parameter
         _DATA_PARALLEL,
-        *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "MkldnnLinear", "Convolution", "Embedding", "Gather"),
-        *("NativeLayerNorm", "FusedRmsNorm", "LogSoftmax", "Softmax"),
+        "Addmm",
+        "Mm",
+        "Bmm",
+        "Baddbmm",
+        "Linear",
+        "MkldnnLinear",
+        "Convolution",
+        "Embedding",
+        "Gather",
+        "NativeLayerNorm",
+        "FusedRmsNorm",
+        "LogSoftmax",
+        "Softmax",
     )
 )
 """Operators by which a model computes its outputs, one or more rows per sample."""

@@ -130,13 +130,13 @@ def _may_be_for(key: Key, value: Any) -> bool:
     return isinstance(value, dict) is (key.section is not None) or is_right_type(key, value)
 
 
-def _similarity(one: str, other: str) -> float:
-    matcher = SequenceMatcher(a=_normalized(one), b=_normalized(other), autojunk=False)
+def _similarity(text: str, other: str) -> float:
+    matcher = SequenceMatcher(a=_normalized(text), b=_normalized(other), autojunk=False)
     # The quick ratios are upper bounds, without which files with thousands of unknown keys take minutes.
     bounds = (matcher.real_quick_ratio, matcher.quick_ratio)
     if any(bound() < _LEAST_SIMILARITY for bound in bounds):
         return 0.0
-    words, others = _normalized(one).split("_"), _normalized(other).split("_")
+    words, others = _normalized(text).split("_"), _normalized(other).split("_")
     pairs = zip(words, others, strict=True) if len(words) == len(others) else ()
     means_another = any(SequenceMatcher(None, *pair).ratio() < _LEAST_WORD_SIMILARITY for pair in pairs)
     return 0.0 if means_another else matcher.ratio()

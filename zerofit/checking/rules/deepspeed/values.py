@@ -100,7 +100,7 @@ def _refused(situation: Situation) -> Iterator[Hit]:
         and not (is_right_type(key, found.value) and is_in_range(key, found.value))
     ]
     # Values that depend on the route come last, so that certain findings are reported anyway.
-    for document, key, found in sorted(wrong, key=lambda one: one[2].path[0] in _NATIVE_ONLY):
+    for document, key, found in sorted(wrong, key=lambda value: value[2].path[0] in _NATIVE_ONLY):
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
         yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_repair(document, key, found))

@@ -123,7 +123,7 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
     if command is not None and command.launcher is Launcher.DEEPSPEED:
         names, counts = command.find("include", "exclude"), map(command.find, ("num_gpus", "num_nodes"))
         # A negative number is DeepSpeed's default, as if the flag were not there.
-        count = next((one for one in counts if one and not (one.value or "").startswith("-")), None)
+        count = next((flag for flag in counts if flag and not (flag.value or "").startswith("-")), None)
         if names is not None and count is not None:
             yield Hit(
                 found=f"{names.text} with {count.text}",

@@ -59,9 +59,11 @@ def beyond_limit(name: str, fields: tuple[str, ...], *, is_of_zerofit: bool = Tr
         is_launched = situation.strategy is not None or situation.launcher is Launcher.ZEROFIT
         if is_of_zerofit and not is_launched:
             return
-        said = {field: one for field in fields if (one := _said(situation, field)) is not None}
+        said = {field: setting for field in fields if (setting := _said(situation, field)) is not None}
         if situation.capture is None:
-            changes = [field for field, one in said.items() if one.value != getattr(Strategy(), field)]
+            changes = [
+                field for field, setting in said.items() if setting.value != getattr(Strategy(), field)
+            ]
             if changes and situation.script is not None:
                 raise UnknownFact(_UNCAPTURED)
             return

@@ -137,7 +137,7 @@ def _launch_differs(situation: Situation) -> Iterator[Hit]:
         return
     # Trainer's own precision replaces the launcher's.
     fields = [trainer.find_or_default(name) for name in (said.value, *_HALVES, f"{said.value}_full_eval")]
-    if fields[0] is not None and all(one is not None and one.value is False for one in fields):
+    if fields[0] is not None and all(setting is not None and setting.value is False for setting in fields):
         yield _hit_against(said, fields[0], f"set {said.value} to true in TrainingArguments")
 
 
@@ -165,7 +165,7 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
             yield path, (name,), said
     for path, names in _EITHER_FIELD.items():
         both = [trainer.find_or_default(name) for name in names]
-        said = next((one for one in both if one is not None and one.value is True), both[0])
+        said = next((setting for setting in both if setting is not None and setting.value is True), both[0])
         if said is not None and isinstance(said.value, bool):
             yield path, names, said
     first, second = (trainer.find_or_default(name) for name in _BETAS)
@@ -195,7 +195,7 @@ def _global_batch(
 
 def _is_parsed(value: Any) -> bool:
     """Return True if a value is a number or boolean rather than a string such as $RATE."""
-    return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
+    return not any(isinstance(entry, str) for entry in (value if isinstance(value, list) else [value]))
 
 
 _TRAINER_ACCUMULATION_NOT_IN_FILE = Rule(

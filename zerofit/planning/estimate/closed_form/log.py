@@ -359,7 +359,7 @@ class _Writer:
         self._modules.append(name)
         self._holders.append([])
         module = len(self._modules) - 1
-        parts = [part for one in elements for part in self._parts(name, one, is_adapter=is_adapter)]
+        parts = [part for element in elements for part in self._parts(name, element, is_adapter=is_adapter)]
         for number, (num_elements, trains) in enumerate(parts):
             self._holders[module].append(len(self._parameters))
             self._parameters.append(
@@ -385,7 +385,9 @@ class _Writer:
         trained = num_elements if trains else 0
         if trains and not is_adapter and facts.num_trainable_parameters < facts.num_parameters:
             trained = num_elements * facts.num_trainable_parameters // facts.num_parameters
-        return [(one, does) for one, does in ((trained, True), (num_elements - trained, False)) if one > 0]
+        return [
+            (count, does) for count, does in ((trained, True), (num_elements - trained, False)) if count > 0
+        ]
 
     def _layer(self, number: int) -> list[int]:
         """Add a layer and its modules; return its index, then theirs."""
@@ -533,10 +535,10 @@ class _Writer:
     def _gradients_of(self, module: int) -> None:
         """Write the gradients of a module's parameters."""
         for parameter in self._holders[module]:
-            one = self._parameters[parameter]
-            if one.trains:
+            weight = self._parameters[parameter]
+            if weight.trains:
                 self._gradients[parameter] = self._allocate(
-                    TensorKind.GRADIENT, module, 0, fixed=one.num_elements * one.bytes_per_element
+                    TensorKind.GRADIENT, module, 0, fixed=weight.num_elements * weight.bytes_per_element
                 )
                 self._note(Event.GRADIENT_READY, parameter)
 
@@ -576,6 +578,8 @@ class _Writer:
             operators=("closed form",),
             codes=bytes(code for code, _ in self._events),
             arguments=tuple(argument for _, argument in self._events),
-            gradient_storages=tuple(self._gradients.get(one, -1) for one in range(len(self._parameters))),
+            gradient_storages=tuple(
+                self._gradients.get(number, -1) for number in range(len(self._parameters))
+            ),
             costs=closed_form_costs(self._shape),
         )

@@ -180,7 +180,11 @@ class Shape:
 
     def recomputed_share(self, layer: int) -> float:
         """Return the recomputed fraction of the layers of a layer's kind, encoder or decoder."""
-        kind = [one for one in range(self.facts.num_layers) if self.is_decoder(one) == self.is_decoder(layer)]
+        kind = [
+            number
+            for number in range(self.facts.num_layers)
+            if self.is_decoder(number) == self.is_decoder(layer)
+        ]
         return sum(map(self.is_checkpointed, kind)) / len(kind)
 
     def is_decoder(self, layer: int) -> bool:
@@ -275,7 +279,7 @@ class Shape:
         names = lora.target_modules or (() if self.request.quantization is None else _ALL_LINEAR)
         if names == _ALL_LINEAR:
             return frozenset(name for names in _MATRICES.values() for name in names)
-        return frozenset(one for name in names or _LORA_TARGETS for one in _MATRICES.get(name, ()))
+        return frozenset(matrix for name in names or _LORA_TARGETS for matrix in _MATRICES.get(name, ()))
 
     @cached_property
     def packed_elements(self) -> int:

@@ -184,11 +184,11 @@ def _traced_memory(steps: OwnSteps) -> OptimizerMemory:
     """Return the figures of a traced optimizer, per element."""
     own, flat = steps.own, steps.flat or steps.own
     is_16bit = own.num_bytes < _FP32 * own.num_elements
-    moved, flat_moved = (one.moved_bytes / max(1, one.num_elements) for one in (own, flat))
+    moved, flat_moved = (layout.moved_bytes / max(1, layout.num_elements) for layout in (own, flat))
     return OptimizerMemory(
         formula="its states, as the script's own step() makes them",
         source="traced: two steps of the script's optimizer on tensors without values",
-        least_bytes=min(one.state_bytes // max(1, one.num_elements) for one in (own, flat)),
+        least_bytes=min(layout.state_bytes // max(1, layout.num_elements) for layout in (own, flat)),
         step_bytes=round(flat_moved),
         step_bytes_16bit=round(moved if is_16bit else moved / 2),
         dispatches=max(_LEAST_DISPATCHES, own.num_operators / max(1, len(own.elements))),
@@ -205,15 +205,15 @@ def _play(tape: Tape, steps: OwnSteps, tensors: Sequence[Stepped], *, is_first: 
     ZeRO steps flat fp32 tensors; a plan that freezes weights or adds adapters steps others than the script.
     """
     own, flat = steps.own, steps.flat
-    if tuple(sorted(one.num_bytes for one in tensors)) == own.parameter_bytes:
+    if tuple(sorted(tensor.num_bytes for tensor in tensors)) == own.parameter_bytes:
         _play_scaled(tape, own, 1.0, is_first=is_first)
         return
-    are_flat = all(len(one.shape) == 1 and one.bytes_per_element == _FP32 for one in tensors)
+    are_flat = all(len(tensor.shape) == 1 and tensor.bytes_per_element == _FP32 for tensor in tensors)
     if flat is not None and are_flat:
-        for one in tensors:
-            _play_scaled(tape, flat, one.num_elements / flat.num_elements, is_first=is_first)
+        for tensor in tensors:
+            _play_scaled(tape, flat, tensor.num_elements / flat.num_elements, is_first=is_first)
         return
-    share = sum(one.num_bytes for one in tensors) / max(1, own.num_bytes)
+    share = sum(tensor.num_bytes for tensor in tensors) / max(1, own.num_bytes)
     if is_first:
         tape.allocate(round(own.state_bytes * share), STATES)
     tape.free(tape.allocate(round(own.temporary_bytes * share), TEMPORARIES))

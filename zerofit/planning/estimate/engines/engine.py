@@ -78,14 +78,18 @@ class Setup:
     @property
     def trained(self) -> list[int]:
         """Indices of the parameters that train; empty without training."""
-        return [number for number, one in enumerate(self.log.parameters) if self.trains and one.trains]
+        return [
+            number for number, parameter in enumerate(self.log.parameters) if self.trains and parameter.trains
+        ]
 
     @property
     def unit(self) -> int:
         """Bytes per element of the run's format, in which DeepSpeed reduces gradients and keeps partitions;
         packed weights have a format of their own. Adapters made beside a model under zero.Init are fp32 all
         the same: deepspeed 0.19.8, engine.py:1859."""
-        formats = [one.bytes_per_element for one in self.log.parameters if not one.is_packed]
+        formats = [
+            parameter.bytes_per_element for parameter in self.log.parameters if not parameter.is_packed
+        ]
         return min(formats) if self.trained else _FP32
 
     @property
@@ -106,7 +110,7 @@ class Setup:
     @property
     def total_weight_bytes(self) -> int:
         """Bytes of all whole parameters."""
-        return sum(one.num_elements * one.bytes_per_element for one in self.log.parameters)
+        return sum(parameter.num_elements * parameter.bytes_per_element for parameter in self.log.parameters)
 
 
 WEIGHTS, BUFFERS, BUCKET = "weights", "buffers", "gradient bucket"
@@ -335,7 +339,7 @@ def _with_copies_kept(
     """
     storages, made, first = log.storages, set[tuple[int, int]](), []
     copies = {storage for storage, term in enumerate(terms) if term == WEIGHT_COPIES}
-    more = tuple(tuple(one for one in part if not _is_of(one, copies)) for part in events)
+    more = tuple(tuple(event for event in part if not _is_of(event, copies)) for part in events)
     for part in events:
         kept = []
         for code, argument in part:
@@ -506,7 +510,10 @@ def terms_of(log: AllocationLog) -> list[str]:
     if _CAST not in log.operators:
         return terms
     storages, cast = log.storages, log.operators.index(_CAST)
-    widths = [2 * one.num_elements if one.bytes_per_element == _FP32 else None for one in log.parameters]
+    widths = [
+        2 * parameter.num_elements if parameter.bytes_per_element == _FP32 else None
+        for parameter in log.parameters
+    ]
     copies = [{widths[number] for number in numbers} for numbers in log.module_parameters]
     for index, operator in enumerate(storages.operators):
         if operator != cast or storages.bytes_per_sample[index] or storages.modules[index] < 0:

@@ -83,15 +83,15 @@ class NativeEngine(SimulatedEngine):
     def step(self) -> None:
         trained = [self.setup.log.parameters[number] for number in sorted(self._gradients)]
         if self.setup.strategy.clips_gradients:
-            self._clip_gradients([one.num_elements for one in trained])
+            self._clip_gradients([gradient.num_elements for gradient in trained])
         tensors = [
             Stepped(
-                num_elements=one.num_elements,
-                bytes_per_element=one.bytes_per_element,
-                shape=one.shape,
-                is_embedding=one.is_embedding,
+                num_elements=gradient.num_elements,
+                bytes_per_element=gradient.bytes_per_element,
+                shape=gradient.shape,
+                is_embedding=gradient.is_embedding,
             )
-            for one in trained
+            for gradient in trained
         ]
         self.optimizer.step(self.tape, tensors, is_first=self._num_steps == 0)
         if not self._keeps_gradients:

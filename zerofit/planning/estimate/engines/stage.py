@@ -119,7 +119,7 @@ def events_by_stage(
     modules = _block_modules(log)
     firsts = [modules[first] for first in accumulate(blocks[:-1])]
     forward, backward = events
-    begins = [0, *(forward.index((Event.FORWARD_ENTER, one)) for one in firsts), len(forward)]
+    begins = [0, *(forward.index((Event.FORWARD_ENTER, start)) for start in firsts), len(forward)]
     passes = [forward[start:end] for start, end in pairwise(begins)]
     rest = list(backward)
     stages: list[PassEvents] = []
@@ -129,8 +129,8 @@ def events_by_stage(
         own, rest = rest[:ends], rest[ends:]
         # The engine frees what is sent: an output and a gradient.
         made = {argument for code, argument in (*passed, *own) if code == Event.ALLOCATE}
-        sent = [one for one in rest if one[0] == Event.FREE and one[1] in made]
-        rest = [one for one in rest if one[0] != Event.FREE or one[1] not in made]
+        sent = [event for event in rest if event[0] == Event.FREE and event[1] in made]
+        rest = [event for event in rest if event[0] != Event.FREE or event[1] not in made]
         stages.append((passed, (*own, *sent)))
     return tuple(reversed(stages))
 

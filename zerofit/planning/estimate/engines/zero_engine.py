@@ -45,8 +45,8 @@ class DeepSpeedEngine(SimulatedEngine):
         self.offloads_optimizer = strategy.optimizer_offload is not OffloadDevice.NONE
         self._stepped: set[str] = set()
         trained = [log.parameters[number] for number in self.trained]
-        self._num_trained = sum(one.num_elements for one in trained)
-        self._num_embedded = sum(one.num_elements for one in trained if one.is_embedding)
+        self._num_trained = sum(parameter.num_elements for parameter in trained)
+        self._num_embedded = sum(parameter.num_elements for parameter in trained if parameter.is_embedding)
         self._bucket_limit = strategy.buckets.reduce_bucket_size
         self._bucketed: list[tuple[int, list[int]]] = []
         """Parameters whose gradients wait to be reduced, and the block of one too large for the bucket."""
@@ -99,8 +99,8 @@ class DeepSpeedEngine(SimulatedEngine):
             embedded = size * self._num_embedded // self._num_trained if self.optimizer.costs.has_8_bit else 0
             for elements, is_embedding in ((size - embedded, False), (embedded, True)):
                 if elements:
-                    one = Stepped(num_elements=elements, shape=(elements,), is_embedding=is_embedding)
-                    tensors.append(one)
+                    stepped = Stepped(num_elements=elements, shape=(elements,), is_embedding=is_embedding)
+                    tensors.append(stepped)
         self.optimizer.step(self.tape, tensors, is_first=key not in self._stepped)
         self._stepped.add(key)
 
@@ -187,5 +187,5 @@ def merged(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (rank, elements) slices with adjacent slices of one rank joined."""
     return [
         (rank, sum(elements for _, elements in alike))
-        for rank, alike in groupby(slices, key=lambda one: one[0])
+        for rank, alike in groupby(slices, key=lambda part: part[0])
     ]

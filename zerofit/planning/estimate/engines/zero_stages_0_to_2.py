@@ -227,7 +227,7 @@ class DeepSpeedStage12(DeepSpeedEngine):
     def _reduce(self) -> None:
         together: list[int] = []
         slices = (
-            one for number, _ in self._bucketed for one in self._group.slices_of(self._position[number])
+            part for number, _ in self._bucketed for part in self._group.slices_of(self._position[number])
         )
         for _, elements in merged(slices):
             together.append(elements)

@@ -98,13 +98,13 @@ def first_batches(
 
 
 def _drop_workers(loader: Any) -> None:
-    one: Any
-    for one in (loader, getattr(loader, "base_dataloader", None)):
-        if getattr(one, "num_workers", 0):
-            one.num_workers = 0
-            one.prefetch_factor = None
-            one.timeout = 0
-            one.multiprocessing_context = None
+    first: Any
+    for first in (loader, getattr(loader, "base_dataloader", None)):
+        if getattr(first, "num_workers", 0):
+            first.num_workers = 0
+            first.prefetch_factor = None
+            first.timeout = 0
+            first.multiprocessing_context = None
 
 
 def captured_lengths(

@@ -59,14 +59,48 @@ _CACHES_ANYWHERE = ("cache-*.arrow",)
 """Cache files that datasets writes beside a dataset on disk (datasets/arrow_dataset.py,
 _get_cache_file_path)."""
 _C_TOUCHES = (
-    *("chmod", "chown", "fchmod", "fchmodat", "fchown", "fchownat", "futimens", "lchown", "setxattr"),
-    *("utime", "utimensat", "utimes"),
+    "chmod",
+    "chown",
+    "fchmod",
+    "fchmodat",
+    "fchown",
+    "fchownat",
+    "futimens",
+    "lchown",
+    "setxattr",
+    "utime",
+    "utimensat",
+    "utimes",
 )
 """Functions of the C library that Landlock does not confine."""
 _C_WRITES = (
-    *("creat", "creat64", "fopen", "fopen64", "freopen", "freopen64", "link", "linkat", "mkdir", "mkdirat"),
-    *("mkfifo", "mknod", "open", "open64", "openat", "openat64", "remove", "rename", "renameat", "renameat2"),
-    *("rmdir", "symlink", "symlinkat", "truncate", "truncate64", "unlink", "unlinkat"),
+    "creat",
+    "creat64",
+    "fopen",
+    "fopen64",
+    "freopen",
+    "freopen64",
+    "link",
+    "linkat",
+    "mkdir",
+    "mkdirat",
+    "mkfifo",
+    "mknod",
+    "open",
+    "open64",
+    "openat",
+    "openat64",
+    "remove",
+    "rename",
+    "renameat",
+    "renameat2",
+    "rmdir",
+    "symlink",
+    "symlinkat",
+    "truncate",
+    "truncate64",
+    "unlink",
+    "unlinkat",
 )
 """Those that it confines."""
 _KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
@@ -81,7 +115,15 @@ _BESIDE_DATABASE = ("-journal", "-wal", "-shm")
 _SYSCONFIG_PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
 """Of sysconfig; its other paths contain the whole prefix, below which a project may be."""
 _SYSTEM_FOLDERS = (
-    *("/etc", "/bin", "/sbin", "/lib", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/share", "/usr/local/bin"),
+    "/etc",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/lib",
+    "/usr/share",
+    "/usr/local/bin",
 )
 """https://refspecs.linuxfoundation.org/FHS_3.0/fhs/index.html; /usr/src and /usr/local may contain users'
 files."""
@@ -510,4 +552,6 @@ def _installed_folders() -> tuple[str, ...]:
 
 def _innermost(path: str, folders: tuple[str, ...] | list[str]) -> int:
     """Return the length of the innermost folder that contains a path; 0 if none does."""
-    return max((len(one) for one in folders if f"{path}/".startswith(one.rstrip("/") + "/")), default=0)
+    return max(
+        (len(folder) for folder in folders if f"{path}/".startswith(folder.rstrip("/") + "/")), default=0
+    )

@@ -148,7 +148,7 @@ def _source_text(file: str) -> str:
 def _accepts_num_items(model: Any) -> bool:
     parameters = inspect.signature(base_of(model).forward).parameters
     return _NUM_ITEMS in parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
 
 

@@ -20,14 +20,29 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 _NO_OPS = (
-    *("set_device", "synchronize", "empty_cache", "ipc_collect", "set_per_process_memory_fraction"),
-    *("reset_peak_memory_stats", "reset_accumulated_memory_stats"),
-    *("reset_max_memory_allocated", "reset_max_memory_cached"),
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_stream", "init"),
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "ipc_collect",
+    "set_per_process_memory_fraction",
+    "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_stream",
+    "init",
 )
 _MEMORY_COUNTERS = (
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-    *("memory_cached", "max_memory_cached"),
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "memory_cached",
+    "max_memory_cached",
 )
 _CAPABILITY = (8, 0)
 """ASSUMPTION: Ampere or newer, so that scripts choose bf16."""

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _GPU_PRECISIONS = ("fp16", "fp8")
 """Mixed precision that needs a GPU."""
 _ENGINE_ARGUMENTS = (
-    *("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"),
+    "deepspeed_plugin",
+    "deepspeed_plugins",
+    "fsdp_plugin",
+    "megatron_lm_plugin",
     "parallelism_config",
 )
 """Arguments of Accelerator for multi-GPU training (accelerate 1.15, accelerator.py)."""
@@ -44,7 +47,7 @@ def _track_instances(made: Any, references: list[Any]) -> None:
     @around(made, "__init__")
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if all(one() is not self for one in references):
+        if all(reference() is not self for reference in references):
             references.append(weakref.ref(self))
 
 
@@ -93,7 +96,7 @@ def _watch_calls(module_class: Any, seen: Observations) -> None:
         try:
             return original(self, *args, **kwargs)
         except Exception as error:
-            if any(one.is_meta for one in self.parameters()):
+            if any(parameter.is_meta for parameter in self.parameters()):
                 mark_met_meta(error)
             raise
         finally:

@@ -158,12 +158,12 @@ def unloaded_bytes(error: BaseException) -> int | None:
         None if a model's construction failed, so that they are unknown.
     """
     modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None or any(_is_being_made(one) for one in chain_of(error)):
+    if modeling is None or any(_is_being_made(exception) for exception in chain_of(error)):
         return None
     found: dict[int, int] = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), modeling.PreTrainedModel):
-            for parameter in _parameters(one):
+    for object_ in gc.get_objects():
+        if issubclass(type(object_), modeling.PreTrainedModel):
+            for parameter in _parameters(object_):
                 if parameter.is_meta:
                     found[id(parameter)] = parameter.numel() * parameter.element_size()
     return sum(found.values())
@@ -171,10 +171,10 @@ def unloaded_bytes(error: BaseException) -> int | None:
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and those that caused it."""
-    one: BaseException | None = error
-    while one is not None:
-        yield one
-        one = one.__cause__ or one.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _is_being_made(error: BaseException) -> bool:

@@ -76,10 +76,12 @@ def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFac
     parameters = list(model.parameters())
     sizes = ModelSizes(
         architecture=type(base).__name__,
-        num_parameters=sum(_num_elements(one) for one in parameters),
-        num_trainable_parameters=sum(_num_elements(one) for one in parameters if one.requires_grad),
+        num_parameters=sum(_num_elements(parameter) for parameter in parameters),
+        num_trainable_parameters=sum(
+            _num_elements(parameter) for parameter in parameters if parameter.requires_grad
+        ),
         num_largest_layer_parameters=max((count for _, count in _blocks(model)), default=0),
-        largest_parameter=max((_num_elements(one) for one in parameters), default=0),
+        largest_parameter=max((_num_elements(parameter) for parameter in parameters), default=0),
     )
     try:
         if config.get("model_type"):
@@ -117,15 +119,21 @@ def _blocks(model: Any) -> Iterator[tuple[int, int]]:
 def _modules(model: Any) -> Iterator[CapturedModule]:
     known: set[int] = set()
     for name, module in model.named_modules():
-        own = [one for one in module._parameters.values() if one is not None and id(one) not in known]
-        known.update(id(one) for one in own)
+        own = [
+            parameter
+            for parameter in module._parameters.values()
+            if parameter is not None and id(parameter) not in known
+        ]
+        known.update(id(parameter) for parameter in own)
         if own:
             yield CapturedModule(
                 name=name,
                 class_name=type(module).__name__,
-                num_parameters=sum(_num_elements(one) for one in own),
-                num_trainable_parameters=sum(_num_elements(one) for one in own if one.requires_grad),
-                dtype=",".join(sorted({_dtype_name(one.dtype) for one in own})),
+                num_parameters=sum(_num_elements(parameter) for parameter in own),
+                num_trainable_parameters=sum(
+                    _num_elements(parameter) for parameter in own if parameter.requires_grad
+                ),
+                dtype=",".join(sorted({_dtype_name(parameter.dtype) for parameter in own})),
             )
 
 
@@ -140,7 +148,9 @@ def _num_elements(parameter: Any) -> int:
 
 
 def _adapters(model: Any) -> tuple[str, ...]:
-    kinds = (getattr(one, "peft_type", "") for one in (getattr(model, "peft_config", None) or {}).values())
+    kinds = (
+        getattr(adapter, "peft_type", "") for adapter in (getattr(model, "peft_config", None) or {}).values()
+    )
     return tuple(str(getattr(kind, "value", kind)) for kind in kinds)
 
 
@@ -185,7 +195,7 @@ def mixing_loss(model_class: type) -> str:
     """
     if "return_loss" in inspect.signature(model_class.forward).parameters:  # type: ignore[attr-defined]
         return "contrastive_loss"
-    names = (one.__name__ for one in model_class.__mro__)
+    names = (base.__name__ for base in model_class.__mro__)
     return next((_MIXING_LOSSES[name] for name in names if name in _MIXING_LOSSES), "")
 
 
@@ -194,7 +204,7 @@ def _living_modules() -> list[Any]:
 
     import torch
 
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    return [object_ for object_ in gc.get_objects() if issubclass(type(object_), torch.nn.Module)]
 
 
 def outermost(is_wanted: Callable[[Any], bool]) -> Any:
@@ -210,19 +220,23 @@ def unprepared_models(model: Any, prepared: Iterable[Any]) -> tuple[str, ...]:
     Models created before the Accelerator are left out: ZeRO-3 does not partition them.
     """
     made = [
-        one for one in _living_modules() if getattr(one, LOADED, False) or getattr(one, FROM_CONFIG, False)
+        module
+        for module in _living_modules()
+        if getattr(module, LOADED, False) or getattr(module, FROM_CONFIG, False)
     ]
-    parts = {id(part) for one in made for part in list(one.modules())[1:]}
-    known = parts | {id(one) for top in (model, *prepared) for one in top.modules()}
-    return tuple(sorted(type(one).__name__ for one in made if id(one) not in known))
+    parts = {id(part) for module in made for part in list(module.modules())[1:]}
+    known = parts | {id(module) for top in (model, *prepared) for module in top.modules()}
+    return tuple(sorted(type(module).__name__ for module in made if id(module) not in known))
 
 
 def averaging_class(model: Any) -> str:
     """Return the class of a module that averages the trained model's weights; empty if there is none."""
     trained = type(base_of(model))
-    for one in _living_modules():
-        name = type(one).__name__
-        if _AVERAGES.search(name) and any(type(part) is trained for part in one.modules() if part is not one):
+    for module in _living_modules():
+        name = type(module).__name__
+        if _AVERAGES.search(name) and any(
+            type(part) is trained for part in module.modules() if part is not module
+        ):
             return name
     return ""
 
@@ -232,11 +246,11 @@ def other_weight_bytes(model: Any) -> int:
     import gc
 
     gc.collect()  # dropped modules are often kept alive by reference cycles
-    own = {id(one) for one in model.parameters()}
+    own = {id(parameter) for parameter in model.parameters()}
     others = {
-        id(one): one.numel() * one.element_size()
+        id(parameter): parameter.numel() * parameter.element_size()
         for module in _living_modules()
-        for one in module._parameters.values()
-        if one is not None and id(one) not in own
+        for parameter in module._parameters.values()
+        if parameter is not None and id(parameter) not in own
     }
     return sum(others.values())

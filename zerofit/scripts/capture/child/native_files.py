@@ -65,7 +65,7 @@ def _before(module: Any, *, name: str, at: int, confinement: Confinement) -> Non
     opens_later = module.__name__ == _OPENS_LATER
 
     def report_and_call(*args: Any, **kwargs: Any) -> Any:
-        for path in (*args[at : at + 1], *(kwargs.get(one) for one in _NAMES)):
+        for path in (*args[at : at + 1], *(kwargs.get(name) for name in _NAMES)):
             _report_write(path, ends=_ENDS_OF_DBM if opens_later else ("",))
         return original(*args, **kwargs)
 

@@ -88,13 +88,13 @@ class Observations:
 
     def optimizers(self) -> Iterator[Any]:
         """Yield the living optimizers, oldest first."""
-        yield from (one for reference in self.all_optimizers if (one := reference()) is not None)
+        yield from (optimizer for reference in self.all_optimizers if (optimizer := reference()) is not None)
 
     def schedulers(self) -> list[Any]:
         """Return the living schedulers, without those inside another, oldest first."""
-        alive = [one for reference in self.all_schedulers if (one := reference()) is not None]
-        inner = {id(part) for one in alive for part in getattr(one, "_schedulers", ())}
-        return [one for one in alive if id(one) not in inner]
+        alive = [scheduler for reference in self.all_schedulers if (scheduler := reference()) is not None]
+        inner = {id(part) for scheduler in alive for part in getattr(scheduler, "_schedulers", ())}
+        return [scheduler for scheduler in alive if id(scheduler) not in inner]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,9 +26,19 @@ _ZEROFIT = f"{Path(__file__).parents[3]}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _MET_META = "_zerofit_met_meta"
 _META_MESSAGES = (
-    *("meta tensor", "meta device", "device meta", "device='meta'", "'meta' device", "meta backend"),
-    *("meta is not on the expected", "meta and cpu", "meta, cpu", "cpu, meta", "device type of meta"),
-    *("'aten::_local_scalar_dense'", "aten::equal"),
+    "meta tensor",
+    "meta device",
+    "device meta",
+    "device='meta'",
+    "'meta' device",
+    "meta backend",
+    "meta is not on the expected",
+    "meta and cpu",
+    "meta, cpu",
+    "cpu, meta",
+    "device type of meta",
+    "'aten::_local_scalar_dense'",
+    "aten::equal",
 )
 """PyTorch's errors when a meta tensor's value is needed, or two devices are mixed."""
 
@@ -114,8 +124,8 @@ def needs_values(seen: Observations, error: BaseException) -> bool:
     if seen.spec.weights != "meta":
         return False
     return any(
-        getattr(one, _MET_META, False) or any(part in str(one).lower() for part in _META_MESSAGES)
-        for one in chain_of(error)
+        getattr(exception, _MET_META, False) or any(part in str(exception).lower() for part in _META_MESSAGES)
+        for exception in chain_of(error)
     )
 
 

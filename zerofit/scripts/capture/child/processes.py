@@ -42,8 +42,20 @@ _MAKERS = ("mkdir", "touch")
 _COMPILERS = "ar as c++ cc clang clang++ g++ gcc hipcc ld ninja nvcc ptxas"
 """Programs that write the files that their arguments name, for torch, Triton and DeepSpeed."""
 _HARMLESS_OF_GIT = {
-    *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
-    *("rev-parse", "show", "status", "symbolic-ref", "version"),
+    "cat-file",
+    "config",
+    "describe",
+    "diff",
+    "log",
+    "ls-files",
+    "ls-remote",
+    "remote",
+    "rev-list",
+    "rev-parse",
+    "show",
+    "status",
+    "symbolic-ref",
+    "version",
 }
 _HARMLESS_ARGUMENTS = {
     "numactl": {"--hardware", "-H", "--show"},

@@ -76,7 +76,7 @@ def _quiet_torch(module: Any, saves: Callable[..., None], may_save: Callable[[],
 
 def _holds_weights(obj: Any) -> bool:
     inner = list(obj.values()) if isinstance(obj, dict) else []
-    return any(hasattr(one, "state_dict") or hasattr(one, "_metadata") for one in (obj, *inner))
+    return any(hasattr(part, "state_dict") or hasattr(part, "_metadata") for part in (obj, *inner))
 
 
 def _drop(holder: Any, names: Sequence[str]) -> None:

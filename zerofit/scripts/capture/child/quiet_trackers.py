@@ -42,7 +42,7 @@ def install() -> None:
     for name, classes in _SENDERS.items():
         when_imported(name, functools.partial(_quiet_library, classes=classes))
     for name in _FLAVORS:
-        when_imported(name, lambda module: _silence(module, [one for one in _LOGS if hasattr(module, one)]))
+        when_imported(name, lambda module: _silence(module, [log for log in _LOGS if hasattr(module, log)]))
 
 
 class Config(dict[str, Any]):
@@ -146,7 +146,10 @@ def _quiet_accelerator(module: Any) -> None:
     """Give an Accelerator one silent tracker for each that the script requests."""
 
     def init_trackers(self: Any, project_name: str, config: Any = None, *_: Any, **__: Any) -> None:
-        names = [getattr(one, "name", None) or str(getattr(one, "value", one)) for one in self.log_with]
+        names = [
+            getattr(tracker, "name", None) or str(getattr(tracker, "value", tracker))
+            for tracker in self.log_with
+        ]
         self.trackers = [silent_tracker(name, config) for name in names]
 
     module.Accelerator.init_trackers = init_trackers

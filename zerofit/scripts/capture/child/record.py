@@ -53,8 +53,15 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 _LOOP = (
-    *("compute_loss", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
-    *("get_batch_samples", "get_train_dataloader", "prediction_step", "train", "training_step"),
+    "compute_loss",
+    "create_optimizer",
+    "create_optimizer_and_scheduler",
+    "create_scheduler",
+    "get_batch_samples",
+    "get_train_dataloader",
+    "prediction_step",
+    "train",
+    "training_step",
     *(*TRAINER_LOOP, COUNTS_ITEMS),
 )
 """Methods of Trainer's loop (transformers 5.23, trainer.py)."""
@@ -122,7 +129,7 @@ class _Found:
 def _found(
     seen: Observations, accelerator: Any, model: Any, batch: Arguments | None, frame: FrameType
 ) -> _Found:
-    trainers = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
+    trainers = (made for made in seen.trainers if getattr(made, "accelerator", None) is accelerator)
     trainer = next(trainers, None)
     loader = _loader(seen, accelerator, trainer)
     own_loader = captured_loader(loader) if loader is not None else None
@@ -171,7 +178,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     accelerator, trainer, model = found.accelerator, found.trainer, found.model
     padding = _padding(model)
     given = reading.nested(*found.batch)
-    batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *found.more))
+    batches = tuple(reading.captured_batch(events, padding=padding) for events in (given, *found.more))
     arguments = _arguments(trainer)
     deepspeed = _deepspeed_config(arguments)
     sources = own_sources()
@@ -182,10 +189,12 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     prepared = {
         id(own): own
         for each in seen.accelerators
-        for own in (getattr(one, "optimizer", one) for one in prepared_optimizers(each))
+        for own in (getattr(optimizer, "optimizer", optimizer) for optimizer in prepared_optimizers(each))
     }
     scheduled = {
-        id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in prepared_schedulers(each)
+        id(getattr(scheduler, "scheduler", scheduler))
+        for each in seen.accelerators
+        for scheduler in prepared_schedulers(each)
     }
     if trainer is not None:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
@@ -224,7 +233,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         asks_for_cpu=bool(arguments.get("use_cpu") or getattr(accelerator, "_zerofit_asks_for_cpu", False)),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
-        num_models=max(1, len({id(one) for one in prepared_models(accelerator)})),
+        num_models=max(1, len({id(member) for member in prepared_models(accelerator)})),
         unprepared_models=()
         if trainer is not None
         else unprepared_models(model, prepared_models(accelerator)),

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 _SAVING = {
-    *("save_pretrained", "save_state", "save_model", "save_checkpoint", "push_to_hub", "save_file"),
-    *("torch.save", "accelerator.save"),
+    "save_pretrained",
+    "save_state",
+    "save_model",
+    "save_checkpoint",
+    "push_to_hub",
+    "save_file",
+    "torch.save",
+    "accelerator.save",
 }
 _EVALUATING = {"eval", "evaluate", "inference_mode"}
 
@@ -107,9 +113,12 @@ def _counts(text: str) -> Iterator[ast.expr]:
             continue
         place = call.every_few_steps.place
         at = (place.line, place.column - 1)
-        expressions = (one for one in ast.walk(tree) if isinstance(one, ast.expr))
+        expressions = (expression for expression in ast.walk(tree) if isinstance(expression, ast.expr))
         # ast.walk reaches the whole condition before its parts.
-        test = next((one for one in expressions if (one.lineno, one.col_offset) == at), None)
+        test = next(
+            (expression for expression in expressions if (expression.lineno, expression.col_offset) == at),
+            None,
+        )
         for node in ast.walk(test) if test is not None else ():
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
                 yield node.right

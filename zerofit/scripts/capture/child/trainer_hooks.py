@@ -95,8 +95,8 @@ def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
 
 def _generates_to_train(trainer_class: Any) -> bool:
     return hasattr(trainer_class, "_generate_and_score_completions") or any(
-        one.__module__.partition(".")[0] == "trl" and one.__name__.startswith(_GENERATING)
-        for one in trainer_class.__mro__
+        base.__module__.partition(".")[0] == "trl" and base.__name__.startswith(_GENERATING)
+        for base in trainer_class.__mro__
     )
 
 
@@ -108,10 +108,12 @@ def _stop_at_first_forward(handler_class: Any, seen: Observations) -> None:
 
     @around(handler_class, "on_train_begin")
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, control: Any) -> Any:
-        trainer = next((one for one in seen.trainers if one.__dict__.get("callback_handler") is self), None)
+        trainer = next(
+            (made for made in seen.trainers if made.__dict__.get("callback_handler") is self), None
+        )
         if trainer is None or not seen.is_here:
             return original(self, args, state, control)
-        self.callbacks = [one for one in self.callbacks if _is_own(one)]
+        self.callbacks = [callback for callback in self.callbacks if _is_own(callback)]
         args.eval_on_start = False
 
         def end_here(error: BaseException | None) -> None:

@@ -20,10 +20,14 @@ _STEPS = ("total_steps", "T_max", "total_iters")
 _RANDOM_COLLATORS = {"transformers.DataCollatorForPermutationLanguageModeling", "zerofit.WholeWordCollator"}
 """Collators that mask randomly (transformers 5.23, data/data_collator.py; zerofit/data/)."""
 _FIXED_COLLATORS = {
-    *("torch.default_collate", "torch.default_convert"),
-    *("transformers.default_data_collator", "transformers.DefaultDataCollator"),
-    *("transformers.DataCollatorWithPadding", "transformers.DataCollatorWithFlattening"),
-    *("transformers.DataCollatorForTokenClassification", "transformers.DataCollatorForSeq2Seq"),
+    "torch.default_collate",
+    "torch.default_convert",
+    "transformers.default_data_collator",
+    "transformers.DefaultDataCollator",
+    "transformers.DataCollatorWithPadding",
+    "transformers.DataCollatorWithFlattening",
+    "transformers.DataCollatorForTokenClassification",
+    "transformers.DataCollatorForSeq2Seq",
     "transformers.DataCollatorForMultipleChoice",
 }
 """Collators without random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
@@ -34,21 +38,21 @@ def captured_optimizers(
 ) -> tuple[CapturedOptimizer, ...]:
     """Return the facts about optimizers, given those passed to prepare()."""
     seen = list(optimizers)
-    known = {id(one) for one in seen}
+    known = {id(optimizer) for optimizer in seen}
     # torchao's CPUOffloadOptimizer does not call Optimizer.__init__, and has an AdamW for each parameter.
-    wrapping = [one for one in prepared.values() if id(one) not in known]
-    inner = {id(one) for outer in wrapping for one in _inner_optimizers(outer)}
-    whole = [*(one for one in seen if id(one) not in inner), *wrapping]
-    return tuple(_captured(one, is_prepared=id(one) in prepared) for one in whole)
+    wrapping = [number for number in prepared.values() if id(number) not in known]
+    inner = {id(optimizer) for outer in wrapping for optimizer in _inner_optimizers(outer)}
+    whole = [*(optimizer for optimizer in seen if id(optimizer) not in inner), *wrapping]
+    return tuple(_captured(optimizer, is_prepared=id(optimizer) in prepared) for optimizer in whole)
 
 
 def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
     from torch.optim import Optimizer
 
     for value in vars(optimizer).values():
-        for one in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(one, Optimizer):
-                yield one
+        for inner in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(inner, Optimizer):
+                yield inner
 
 
 def _captured(optimizer: Any, *, is_prepared: bool) -> CapturedOptimizer:
@@ -102,12 +106,12 @@ def captured_schedulers(
     """
     return tuple(
         CapturedScheduler(
-            class_path=class_path(type(one)),
-            initial_lrs=tuple(float(lr) for lr in _base_lrs(one)),
-            num_steps=_num_steps(one) or num_steps,
-            is_prepared=id(one) in prepared,
+            class_path=class_path(type(scheduler)),
+            initial_lrs=tuple(float(lr) for lr in _base_lrs(scheduler)),
+            num_steps=_num_steps(scheduler) or num_steps,
+            is_prepared=id(scheduler) in prepared,
         )
-        for one in schedulers
+        for scheduler in schedulers
     )
 
 
@@ -176,6 +180,6 @@ def json_value(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 and not getattr(value, "is_meta", False):
         return value.item()
     if isinstance(value, (list, tuple)):
-        inner = [json_value(one) for one in value]
+        inner = [json_value(entry) for entry in value]
         return None if None in inner else inner
     return None

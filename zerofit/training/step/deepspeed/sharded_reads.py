@@ -19,9 +19,20 @@ if TYPE_CHECKING:
 
 _LOOKING = frozenset(
     {
-        *("__get__", "element_size", "numel", "type", "is_complex", "is_floating_point"),
-        *("register_hook", "requires_grad_", "__hash__", "__repr__"),
-        *("register_post_accumulate_grad_hook", "__set__", "__format__", "__len__"),
+        "__get__",
+        "element_size",
+        "numel",
+        "type",
+        "is_complex",
+        "is_floating_point",
+        "register_hook",
+        "requires_grad_",
+        "__hash__",
+        "__repr__",
+        "register_post_accumulate_grad_hook",
+        "__set__",
+        "__format__",
+        "__len__",
     }
 )
 """Functions that read neither elements nor shapes: a script may count its parameters."""
