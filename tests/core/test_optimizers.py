@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from zerofit.planning.from_capture import own_stepper
-from zerofit.training.optimizer_kinds import make
 
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import placed_optimizer
@@ -37,8 +35,10 @@ from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Strategy
 from zerofit.core.supported import packages_of
 from zerofit.planning.estimate.device_memory.optimizers import STATES, Stepped, optimizer_of
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
+from zerofit.planning.make_problem import own_stepper
 from zerofit.planning.plan_labels import label
 from zerofit.scripts.source.names import optimizer_id
+from zerofit.training.setup.optimizer_kinds import make
 
 _EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 _MADE_BY_SCRIPTS = [entry for entry in ENTRIES if entry.library != "config"]

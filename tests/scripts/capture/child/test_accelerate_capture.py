@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from zerofit.planning.from_capture import own_stepper
 
 from zerofit.core.capture import for_plan
 from zerofit.core.command import Route
 from zerofit.core.optimizers.memory import CPU_OFFLOAD, PAGED_ADAMW_8BIT
+from zerofit.planning.make_problem import own_stepper
 
 
 @pytest.fixture(scope="module")
