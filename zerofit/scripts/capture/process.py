@@ -85,6 +85,7 @@ class _Told(Exception):  # noqa: N818 - not an error: zerofit says that it is en
 
 
 def _tell(_: int, __: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another would break off the ending
     raise _Told
 
 
@@ -103,7 +104,7 @@ def _supervise(parent: int, lock: int) -> None:
         os.closerange(max(3, lock + 1), _MAX_DESCRIPTORS)
         end_with_parent(parent, by=signal.SIGTERM)
         status = _wait_for(program)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inside, so that none arrives between
     _end_all_below()
     _end_as(status)
 
