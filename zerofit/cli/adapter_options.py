@@ -106,19 +106,19 @@ ADAPTER_OPTIONS = (
 
 
 ADAPTER_FLAGS = frozenset({*_SHAPE, "qlora"})
-"""Parameters that are not fields of Request, but determine some."""
+"""Parameters that are not fields of Strategy, but determine some."""
 
 
 def adapter_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of Request from these flags, by parameter names.
+    """Return the fields of Strategy from these flags, by parameter names.
 
     Raises:
         UserError: an unknown keyword for freezing, or a flag for adapters without adapters.
     """
     wants = flags["lora"] or flags["qlora"]
     frozen = tuple(dict.fromkeys(name for names in flags["freeze"] for name in names))
-    for fromkey in frozen:
-        _check_frozen(fromkey)
+    for name in frozen:
+        _check_frozen(name)
     given = [flag for name, flag in _SHAPE.items() if flags[name] is not None]
     if given and not wants and not {Allow.LORA, Allow.QLORA} & flags.get("allow", frozenset()):
         raise _no_adapters(given)

@@ -1,1 +1,1 @@
-"""Shared values: Strategy, Plan, Request, facts, errors, units. No I/O."""
+"""Shared values: Strategy, Plan, Overrides, facts, errors, units. No I/O."""

@@ -74,7 +74,7 @@ GROUP_FLAGS = {
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "pipeline_stages_per_rank": "--pipeline-stages-per-rank",
 }
-"""Fields of Topology, and of Request, that say how ranks share samples, and their flags."""
+"""Fields of Topology that say how ranks share samples, and their flags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,28 +116,28 @@ class RunWatch:
         return statistics.median(self._paces) if len(self._paces) >= _MIN_STEP_TIMES else None
 
     def _note_pace(self, found: Mapping[int, RankObservation]) -> None:
-        get = found.get(self.ranks[0])
-        if get is None or get.step == 0 or (self._last and get.step <= self._last[1]):
+        first = found.get(self.ranks[0])
+        if first is None or first.step == 0 or (self._last and first.step <= self._last[1]):
             return
         if self._last:
-            self._paces.append((get.changed_at - self._last[0]) / (get.step - self._last[1]))
-        self._last = get.changed_at, get.step
+            self._paces.append((first.changed_at - self._last[0]) / (first.step - self._last[1]))
+        self._last = first.changed_at, first.step
 
     def _note_stopped(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report a process that was suspended (SIGSTOP), at once."""
-        for rank, number in found.items():
-            if not _is_stopped(number.pid):
+        for rank, state in found.items():
+            if not _is_stopped(state.pid):
                 self._stopped_at.pop(rank, None)
             elif rank not in self._stopped_at:
                 self._stopped_at[rank] = now
-                where = f"rank {rank} (process {number.pid}) is stopped by a signal, in {describe(number)}"
-                self.observer.say(f"{where}; `kill -CONT {number.pid}` resumes it")
+                where = f"rank {rank} (process {state.pid}) is stopped by a signal, in {describe(state)}"
+                self.observer.say(f"{where}; `kill -CONT {state.pid}` resumes it")
 
     def _hangs(self, found: Mapping[int, RankObservation], now: float) -> bool:
         """Return True if no rank has made progress within the limit, and none is in an untimed phase."""
-        for rank, number in found.items():
-            if rank not in self._seen or self._seen[rank][0] != number.changed_at:
-                self._seen[rank] = number.changed_at, now
+        for rank, state in found.items():
+            if rank not in self._seen or self._seen[rank][0] != state.changed_at:
+                self._seen[rank] = state.changed_at, now
         if len(found) < len(self.ranks):
             return False
         limit_s = self._limit_s(found)
@@ -145,7 +145,7 @@ class RunWatch:
             return True
         if any(now - at <= limit_s for _, at in self._seen.values()):
             return False
-        others = [number for rank, number in found.items() if rank not in self._stopped_at]
+        others = [state for rank, state in found.items() if rank not in self._stopped_at]
         return (
             all(other.phase not in _UNTIMED_PHASES for other in others)
             and any(other.phase in _TIMED_PHASES for other in others)
@@ -155,22 +155,22 @@ class RunWatch:
     def _limit_s(self, found: Mapping[int, RankObservation]) -> float:
         if self.limit_s is not None:
             return self.limit_s
-        longest_s = max(number.longest_phase_s for number in found.values())
-        least_s = _MIN_LIMIT_S if all(number.step for number in found.values()) else _FIRST_STEP_LIMIT_S
+        longest_s = max(state.longest_phase_s for state in found.values())
+        least_s = _MIN_LIMIT_S if all(state.step for state in found.values()) else _FIRST_STEP_LIMIT_S
         return max(least_s, _LIMIT_IN_PHASES * longest_s)
 
     def _verdict(self, found: Mapping[int, RankObservation], still_s: float) -> Hang:
         collectives = {rank: self._collective(rank) for rank in found}
 
         def cause_first(rank: int) -> tuple[bool, bool, bool, int, float]:
-            number = found[rank]
+            state = found[rank]
             goes_on = rank not in self._stopped_at
             return (
                 goes_on,
-                number.phase is not Phase.ENDED,
+                state.phase is not Phase.ENDED,
                 collectives[rank] is not None,
-                number.step,
-                number.changed_at,
+                state.step,
+                state.changed_at,
             )
 
         rank, *others = sorted(found, key=cause_first)
@@ -215,16 +215,16 @@ class RunWatch:
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""
-        get = found.get(self.ranks[0])
-        if get is None or get.step == 0:
+        first = found.get(self.ranks[0])
+        if first is None or first.step == 0:
             return
         if self._first is None:
-            self._first = now, get.step
+            self._first = now, first.step
         if now - self._told_at < _REPORT_EVERY_S:
             return
         self._told_at = now
         self.observer.progress(
-            progress_line(tuple(found.values()), self._s_per_step(get.step, now), self.predicted_bytes)
+            progress_line(tuple(found.values()), self._s_per_step(first.step, now), self.predicted_bytes)
         )
 
     def _s_per_step(self, step: int, now: float) -> float | None:

@@ -393,10 +393,8 @@ def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> in
 
     def rank(place: int) -> tuple[bool, float, int]:
         predicted, family = times[place] or 0.0, _family(plans[place])
-        alike = [result for result in results if _family(plans[result]) == family]
-        is_same = any(
-            abs(predicted - (times[result] or 0.0)) <= TIME_TIE_SHARE * predicted for result in alike
-        )
+        alike = [tried for tried in results if _family(plans[tried]) == family]
+        is_same = any(abs(predicted - (times[tried] or 0.0)) <= TIME_TIE_SHARE * predicted for tried in alike)
         of_family = ratios.get(family, [most_hopeful])
         return is_same, predicted * sum(of_family) / len(of_family), place
 

@@ -1,4 +1,4 @@
-"""problem_from_capture: the Problem of a captured script, with the script's constraints."""
+"""problem_of: what to plan: what was asked for, the model or script, and the ranks of a machine."""
 
 from __future__ import annotations
 

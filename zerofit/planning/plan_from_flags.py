@@ -1,4 +1,4 @@
-"""choose: the Plan of the user's request, with defaults for the rest, without a search."""
+"""choose: the Plan of what the user asked for, with defaults for the rest, without a search."""
 
 from __future__ import annotations
 

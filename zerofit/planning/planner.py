@@ -121,7 +121,7 @@ class Planner:
             )
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
-        """Return a note if --fast can't check names of modules and parameters that the request gives."""
+        """Return a note if --fast can't check names of modules and parameters that the user gave."""
         lora = problem.said.get("lora") or problem.spec.options.allowed_lora
         frozen = problem.said.get("freeze")
         said = [f"--freeze {','.join(frozen)}"] if frozen else []

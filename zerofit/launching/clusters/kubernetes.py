@@ -236,15 +236,15 @@ def _env(submission: Submission) -> list[dict[str, Any]]:
 
 def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
     """Return the required node labels as a field of a pod's spec; empty if there are none."""
-    for name in flags.node_selector:
-        if not re.fullmatch(r"[\w./-]+=[\w.-]*", name):
+    for label in flags.node_selector:
+        if not re.fullmatch(r"[\w./-]+=[\w.-]*", label):
             raise bad_value(
                 "--node-selector",
-                name,
+                label,
                 why="it must be a node label and its value",
                 fix="`kubectl get nodes --show-labels` lists them; nvidia.com/gpu.product names the GPU",
             )
-    labels = dict(name.split("=", 1) for name in flags.node_selector)
+    labels = dict(label.split("=", 1) for label in flags.node_selector)
     return {"nodeSelector": labels} if labels else {}
 
 

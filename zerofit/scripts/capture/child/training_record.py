@@ -40,7 +40,7 @@ def captured_optimizers(
     seen = list(optimizers)
     known = {id(optimizer) for optimizer in seen}
     # torchao's CPUOffloadOptimizer does not call Optimizer.__init__, and has an AdamW for each parameter.
-    wrapping = [number for number in prepared.values() if id(number) not in known]
+    wrapping = [optimizer for optimizer in prepared.values() if id(optimizer) not in known]
     inner = {id(optimizer) for outer in wrapping for optimizer in _inner_optimizers(outer)}
     whole = [*(optimizer for optimizer in seen if id(optimizer) not in inner), *wrapping]
     return tuple(_captured(optimizer, is_prepared=id(optimizer) in prepared) for optimizer in whole)
