@@ -132,6 +132,10 @@ def plan(
         check_script_flags(script, script_args)
     elif module:
         raise _no_module()
+    _check_together(compare, flags["gpus"], output, plot)
+    machines = [part.strip() for part in (compare or "").split(",") if part.strip()]
+    if machines:
+        flags["gpus"] = machines[0]  # another machine than this one, to which accelerate's file belongs
     ranks_per_node = resolve_line_flags(flags)
     spec = resolve(
         None if script is None else (script, *script_args),
@@ -146,7 +150,6 @@ def plan(
         deepspeed_file=deepspeed_file,
         **settings_from(flags),
     )
-    _check_together(compare, spec.described, output, plot)
     if compare_layouts:
         check_open(spec.overrides)
     if spec.target is not None and spec.options.model is not None:
@@ -158,10 +161,7 @@ def plan(
         _check_output(output, spec.target)
     if spec.options.is_fast:
         gc.disable()  # in half a second there is no garbage worth collecting
-    described = [spec.described]
-    if compare is not None:
-        machines = filter(None, (part.strip() for part in compare.split(",")))
-        described = [replace(spec.described, gpus=machine) for machine in machines]
+    described = [replace(spec.described, gpus=machine) for machine in machines] or [spec.described]
     subject, answers = plan_on_machines(spec, described, observer=console, compares_layouts=compare_layouts)
     for note in answers[0].notes:
         if all(note in answer.notes for answer in answers):
@@ -206,7 +206,8 @@ def _launch_line(output: Path | None, spec: RunSpec) -> str:
     """Return the command that trains with this plan on its GPUs."""
     _, of_script = spec.typed
     if output is not None:
-        return shell_words(("zerofit", "launch", "--plan", str(output), *of_script))
+        module = ("-m",) if spec.target is not None and spec.target[0] == "-m" else ()
+        return shell_words(("zerofit", "launch", "--plan", str(output), *module, *of_script))
     left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
     return shell_words(("zerofit", "launch", *typed_flags(spec.typed[0], but_for=left_out), *of_script))
 
@@ -273,15 +274,13 @@ def _text(
     return "\n\n".join(parts)
 
 
-def _check_together(
-    compare: str | None, machine_flags: MachineFlags, output: Path | None, plot: Path | None
-) -> None:
+def _check_together(compare: str | None, gpus: str | None, output: Path | None, plot: Path | None) -> None:
     if compare is None:
         return
     other = next(
         (
             flag
-            for flag, value in (("--gpus", machine_flags.gpus), ("--output", output), ("--plot", plot))
+            for flag, value in (("--gpus", gpus), ("--output", output), ("--plot", plot))
             if value is not None
         ),
         None,
