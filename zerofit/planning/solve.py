@@ -298,13 +298,15 @@ def script_as_it_is(problem: Problem) -> Strategy | None:
 def files_as_they_say(problem: Problem) -> Strategy | None:
     """Return the strategy that the configuration files set up, with the user's flags and the files' buckets.
 
-    None without files, and for files without DeepSpeed's settings.
+    None without files, for files without DeepSpeed's settings, and where a flag turns DeepSpeed off.
     """
     files = problem.spec.files
     if files is None or files.overrides.get("engine") is not Engine.DEEPSPEED:
         return None
-    own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
     said = problem.said.over(files.overrides)
+    if said.get("engine") is not Engine.DEEPSPEED:
+        return None
+    own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
     strategy = replace(own, **said.strategy, buckets=_buckets_of(files, problem.model.hidden_size))
     return replace(strategy, micro_batch_size=own.micro_batch_size)
 
