@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import shlex
 import textwrap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
+from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Buckets
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
@@ -255,7 +255,7 @@ def command_with(flags: str, spec: RunSpec) -> str:
             kept.append(word)
         elif not has_value:
             next(words, None)
-    return shlex.join((*kept, *changed, *of_script))
+    return shell_words((*kept, *changed, *of_script))
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:

@@ -8,7 +8,6 @@ another launcher's line; the files that these name, or accelerate's default file
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,13 +17,14 @@ from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.overrides import Overrides, flag_of
 from zerofit.core.plan import Plan
-from zerofit.core.setting import Said
+from zerofit.core.secrets import shell_words
+from zerofit.core.setting import Place, Said
 from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
 from zerofit.planning.sources.launch_line import read_line
 from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
-from zerofit.planning.sources.settings import settings_of
+from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _RUNS_HERE = (Verb.LAUNCH, Verb.TUNE)
 """Verbs that start ranks on this node."""
 _RANKS = ("num_processes", "ranks_per_node")
 _FILES = ("config_file", "deepspeed_file", "hostfile")
-_OF_THE_RUN = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "hostfile", "on_cpu")
+_OF_THE_RUN = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "hostfile")
 """Settings of a line that only a verb that starts ranks here uses."""
 
 
@@ -91,19 +91,21 @@ def resolve(
         UserError: a setting, a line or a file is wrong.
         ExceptionGroup: of UserErrors for files that can't be read.
     """
+    settings = by_field(settings)
     line = None if module or target is None else read_line(target)
     if line is not None:
         os.environ.update(line.environment)
         target, module = line.target, line.is_module
         of_line = _settings_of_line(line, settings, verb)
         _tell_of_line(line, of_line, settings, verb, observer)
+        counted = set(of_line)
         named = [of_line.pop(name, None) for name in _FILES]
         config_file, deepspeed_file = config_file or named[0], deepspeed_file or named[1]
         hostfile = hostfile or named[2]
         settings = _with_line(settings, of_line)
         own, _ = settings.get("typed") or ((), ())
         if own:  # the line as flags of the verb, so that it can be changed and typed again
-            words = (*own[:2], *_words_of(line, of_line), *own[2:], *(("-m",) if module else ()))
+            words = (*own[:2], *line.words_of(counted), *own[2:], *(("-m",) if module else ()))
             settings["typed"] = (words, target)
     if target is not None:
         target = script_target(target[0], target[1:], module=module)
@@ -146,7 +148,7 @@ def resolve(
     if files is not None:
         observer.say(files.line)
         spec = replace(spec, files=files, overrides=with_files(spec.overrides, files, is_planned=is_planned))
-    return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files))
+    return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files, hostfile))
 
 
 def _settings_of_line(line: ReadLine, own: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
@@ -157,10 +159,16 @@ def _settings_of_line(line: ReadLine, own: Mapping[str, Any], verb: Verb) -> dic
             found.pop(name, None)
     if own.get("on_cpu"):
         found.pop("gpu_ids", None)
-    if verb not in _RUNS_HERE:
-        for name in _OF_THE_RUN:
-            found.pop(name, None)
+    for name in _unused_by(verb):
+        found.pop(name, None)
     return found
+
+
+def _unused_by(verb: Verb) -> tuple[str, ...]:
+    """Return the settings of a line that a verb does not use."""
+    if verb in _RUNS_HERE:
+        return ()
+    return _OF_THE_RUN if verb is Verb.SUBMIT else (*_OF_THE_RUN, "on_cpu")
 
 
 def _with_line(own: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,23 +183,18 @@ def _with_line(own: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _words_of(line: ReadLine, of_line: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the flags of a line that count, as zerofit's own."""
-    return line.words_of(of_line.keys() | {*_FILES})
-
-
 def _tell_of_line(
     line: ReadLine, of_line: Mapping[str, Any], own: Mapping[str, Any], verb: Verb, observer: Observer
 ) -> None:
     """Say which command of zerofit a line is, and what is left out of it."""
     typed, _ = own.get("typed") or ((), ())
     module = ("-m",) if line.is_module else ()
-    words = (*_words_of(line, of_line), *typed[2:], *module, *line.target)
-    observer.say(f"the command is equivalent to: zerofit {verb} {shlex.join(words)}")
+    words = (*line.words_of(of_line), *typed[2:], *module, *line.target)
+    observer.say(f"the command is equivalent to: zerofit {verb} {shell_words(words)}")
     if line.left_out:
         observer.say(f"without {', '.join(line.left_out)}, which zerofit handles itself")
-    unused = [word for word in line.words_of(_OF_THE_RUN) if word.startswith("--")]
-    if unused and verb not in _RUNS_HERE:
+    unused = [word for word in line.words_of(_unused_by(verb)) if word.startswith("--")]
+    if unused:
         observer.say(f"without {', '.join(unused)}, which zerofit {verb} does not use")
 
 
@@ -208,20 +211,29 @@ def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
     return replace(files, left_out=left_out)
 
 
-def _with_ranks(said: Overrides, own: Nodes, nodes: Nodes, files: ConfigFiles | None) -> Overrides:
+def _with_ranks(
+    said: Overrides, own: Nodes, nodes: Nodes, files: ConfigFiles | None, hostfile: str | Path | None
+) -> Overrides:
     """Return the overrides with the numbers of ranks and nodes, each with its place."""
-    if nodes.ranks_per_node == RANK_FOR_EACH_GPU:
-        ranks = {"world_size": None, "num_nodes": nodes.num_nodes}
-    else:
-        ranks = {"world_size": nodes.world_size, "num_nodes": nodes.num_nodes}
     of_files = {} if files is None else files.nodes
-    found = {}
-    for name, value in ranks.items():
-        key = "num_processes" if name == "world_size" else name
-        if value is None:
-            continue
-        place = of_files.get(key) if getattr(own, key) is None and own.ranks_per_node is None else None
-        is_per_node = name == "world_size" and nodes.ranks_per_node is not None
-        text = "--nproc-per-node" if is_per_node else flag_of(name)
-        found[name] = replace(place, value=value) if place is not None else Said(value=value, text=text)
+    found: dict[str, Said[int]] = {}
+    if nodes.ranks_per_node != RANK_FOR_EACH_GPU and (world_size := nodes.world_size) is not None:
+        flag = flag_of("world_size") if own.ranks_per_node is None else "--nproc-per-node"
+        is_own = own.ranks_per_node is not None or own.num_processes is not None
+        place = None if is_own else of_files.get("num_processes")
+        found["world_size"] = _rank_count(world_size, flag, place, None if is_own else hostfile)
+    if nodes.num_nodes is not None:
+        is_own = own.num_nodes is not None
+        place = None if is_own else of_files.get("num_nodes")
+        flag = flag_of("num_nodes")
+        found["num_nodes"] = _rank_count(nodes.num_nodes, flag, place, None if is_own else hostfile)
     return replace(said, said={**said.said, **found})
+
+
+def _rank_count(value: int, flag: str, in_file: Said[Any] | None, hostfile: str | Path | None) -> Said[int]:
+    """Return a number of ranks or nodes with its place: a file's line, the hostfile, or its flag."""
+    if in_file is not None:
+        return replace(in_file, value=value)
+    if hostfile is not None:
+        return Said(value=value, text=f"--hostfile {hostfile}", place=Place(file=str(hostfile), line=0))
+    return Said(value=value, text=flag)

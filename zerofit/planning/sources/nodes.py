@@ -107,10 +107,11 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     if machine_rank is None:
         raise _bad_hostfile(path, "no line with this node's name", f"this node is {socket.gethostname()}")
     num_nodes = nodes.num_nodes or len(hosts)
-    world_size = (nodes.ranks_per_node or next(iter(slots))) * num_nodes
-    if nodes.num_processes not in (None, world_size):
+    ranks_per_node = slots.pop() if nodes.ranks_per_node is None else nodes.ranks_per_node
+    is_counted = ranks_per_node != RANK_FOR_EACH_GPU
+    if is_counted and nodes.num_processes not in (None, ranks_per_node * num_nodes):
         raise _contradicting_ranks(
-            f"--num-processes {nodes.num_processes} and slots={next(iter(slots))} on {num_nodes} nodes"
+            f"--num-processes {nodes.num_processes} and slots={ranks_per_node} on {num_nodes} nodes"
             f"   ({path})",
             per_node="slots",
             fix="leave --num-processes out",
@@ -118,7 +119,7 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     return replace(
         nodes,
         num_nodes=num_nodes,
-        ranks_per_node=nodes.ranks_per_node or slots.pop(),
+        ranks_per_node=ranks_per_node,
         machine_rank=machine_rank,
         main_process_ip=nodes.main_process_ip or next(iter(hosts)),
     )

@@ -153,6 +153,20 @@ class Settings:
     """The command line up to the script, and from it on; empty if there was none."""
 
 
+def by_field(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names of fields, for those named as their flags: mixed_precision is precision.
+
+    Raises:
+        UserError: a field is given by both names.
+    """
+    named: dict[str, Any] = {}
+    for name, value in settings.items():
+        if (field := _BY_FLAG.get(name, name)) in named:
+            raise bad_value(field, str(value), why=f"{field} is given twice", fix=f"leave out {name}")
+        named[field] = value
+    return named
+
+
 def settings_of(settings: Mapping[str, Any]) -> Settings:
     """Return flags or keyword arguments as values.
 
@@ -164,13 +178,8 @@ def settings_of(settings: Mapping[str, Any]) -> Settings:
     Raises:
         UserError: a name or a value is unknown, or the plan file can't be read.
     """
-    named: dict[str, Any] = {}
-    for name, value in settings.items():
-        if (field := _BY_FLAG.get(name, name)) in named:
-            raise bad_value(field, str(value), why=f"{field} is given twice", fix=f"leave out {name}")
-        named[field] = value
     values, said = {}, {}
-    for name, given in named.items():
+    for name, given in by_field(settings).items():
         value = _value(name, given.value if isinstance(given, Said) else given)
         if value is None:
             continue
