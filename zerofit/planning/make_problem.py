@@ -181,9 +181,9 @@ def _check_limits(capture: Capture, topology: Topology, said: Overrides, *, on_c
         UserError, ExceptionGroup: it can't take them.
     """
     in_files = {name: f"{name} in {said.where(name)}" for name in said.strategy if said.is_in_file(name)}
-    by_one = {name: "--qlora" for name in said.strategy if said.where(name) == "--qlora"}
+    by_qlora = {name: "--qlora" for name in said.strategy if said.where(name) == "--qlora"}
     situation = Situation(
-        settings=RunSettings(names={**FLAGS, **in_files, **by_one}, fields=said_fields(said)),
+        settings=RunSettings(names={**FLAGS, **in_files, **by_qlora}, fields=said_fields(said)),
         typed=("on_cpu",) if on_cpu else (),
         launcher=Launcher.ZEROFIT,
         capture=capture,

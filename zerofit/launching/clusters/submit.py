@@ -317,7 +317,14 @@ def _given_plan(spec: RunSpec, plan: Plan) -> Plan:
     check_none_ignored(
         spec.options, because="--plan", instead="leave out --plan, for a plan that is made here"
     )
-    said = [flag for name, flag in {**FLAGS, **GROUP_FLAGS}.items() if spec.overrides.has(name)]
+    fields = {name: getattr(plan.strategy, name) for name in FLAGS}
+    fields |= {name: getattr(plan.topology, name) for name in GROUP_FLAGS}
+    overrides = spec.overrides
+    said = dict.fromkeys(  # a line's files may say what the plan was made with
+        overrides.where(name)
+        for name, value in fields.items()
+        if overrides.has(name) and not (overrides.is_in_file(name) and overrides.get(name) == value)
+    )
     if said:
         raise UserError(
             "plan-and-strategy",
@@ -326,7 +333,7 @@ def _given_plan(spec: RunSpec, plan: Plan) -> Plan:
             why="nodes follow the plan unchanged",
             fix=f"leave out {', '.join(said)}, or --plan for a plan that is made here",
         )
-    num_nodes = spec.overrides.get("num_nodes")
+    num_nodes = overrides.get("num_nodes")
     if num_nodes not in (None, plan.topology.num_nodes):
         raise UserError(
             "plan-for-other-nodes",
@@ -334,6 +341,15 @@ def _given_plan(spec: RunSpec, plan: Plan) -> Plan:
             found=f"--nodes {num_nodes} with a plan for {plan.topology.num_nodes}",
             why="batches and memory of a plan depend on its number of ranks",
             fix="leave out --nodes, or make a plan for this number",
+        )
+    if overrides.get("world_size") not in (None, plan.topology.world_size):
+        raise UserError(
+            "plan-for-other-ranks",
+            "the plan is for another number of ranks",
+            found=f"{overrides.where('world_size')} sets {overrides.get('world_size')} ranks, and the plan "
+            f"is for {plan.topology.world_size}",
+            why="batches and memory of a plan depend on its number of ranks",
+            fix="leave the number out, or make a plan for it",
         )
     if spec.has_plan_of_other_run and plan.capture is not None:
         was, runs = (shlex.join(masked(target)) for target in (plan.capture.target, spec.target or ()))
