@@ -293,9 +293,12 @@ def _files_line(judged: EstimatedStrategy, answer: Answer) -> str:
     """Return the verdict on the strategy of the configuration files, and why another one is chosen."""
     problem, chosen, files = answer.problem, answer.found.chosen, answer.problem.spec.files
     name = "" if files is None else f" ({files.name})"
+    flags = dict.fromkeys(
+        problem.said.where(field) for field in problem.said.beaten if problem.said.has(field)
+    )
+    sayers = f"as your files{name} and {', '.join(flags)} say" if flags else f"as your files say{name}"
     words = label(replace(judged.strategy, buckets=Buckets()), problem.topology)
-    said = f"as your files say{name}: {words}, "
-    said += _verdict(judged, problem)
+    said = f"{sayers}: {words}, {_verdict(judged, problem)}"
     if chosen is None:
         return said
     if replace(chosen.strategy, buckets=judged.strategy.buckets) == judged.strategy:

@@ -322,6 +322,8 @@ def _buckets_of(files: ConfigFiles, hidden_size: int) -> Buckets:
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size**2),
         "stage3_param_persistence_threshold": 10 * hidden_size,
     }
+    if not hidden_size:  # accelerate then refuses "auto"
+        auto = {}
     said = {name: size for name, size in files.buckets.items() if isinstance(size, int)}
     filled = {name: auto[name] for name, size in files.buckets.items() if size == "auto" and name in auto}
     return replace(DEEPSPEEDS_BUCKETS, **said, **filled)
