@@ -123,6 +123,7 @@ def read_targets(
     schemas: Schemas,
     stdin: Callable[[], bytes],
     overlay: Mapping[str, str] | None = None,
+    reads_default: bool = True,
 ) -> Targets:
     """Return the files and command that the words name.
 
@@ -131,11 +132,12 @@ def read_targets(
         schemas: for parsing flags of `accelerate launch`.
         stdin: returns the content of "-".
         overlay: texts to read instead of files, by the files' real paths.
+        reads_default: False to leave out accelerate's default file, if the command names none.
 
     Raises:
         ExceptionGroup: of one UserError for each word that can't be checked.
     """
-    reading = _Reading(schemas, stdin, overlay or {})
+    reading = _Reading(schemas, stdin, overlay or {}, reads_default=reads_default)
     command = read_command(words, launch_flags=schemas.accelerate_launch.root)
     if command is not None:
         arguments = command.arguments
@@ -160,7 +162,14 @@ def read_targets(
 class _Reading:
     """The inputs read so far."""
 
-    def __init__(self, schemas: Schemas, stdin: Callable[[], bytes], overlay: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        schemas: Schemas,
+        stdin: Callable[[], bytes],
+        overlay: Mapping[str, str],
+        *,
+        reads_default: bool,
+    ) -> None:
         self.files: dict[str, TargetFile] = {}
         """By real path, so that a file named twice is read once."""
         self.missing: list[Said[str]] = []
@@ -168,6 +177,7 @@ class _Reading:
         self._schemas = schemas
         self._stdin = stdin
         self._overlay = overlay
+        self._reads_default = reads_default
 
     def read_words(self, words: Sequence[str]) -> tuple[str, ...]:
         """Read files up to a script; return the words after it, which are its arguments."""
@@ -192,7 +202,8 @@ class _Reading:
         if command.script is not None:
             self._read_script(command, command.script)
         flag = command.find("config_file")
-        default = _default_accelerate_file() if command.launcher is Launcher.ACCELERATE else None
+        is_read = self._reads_default and command.launcher is Launcher.ACCELERATE
+        default = _default_accelerate_file() if is_read else None
         if default is not None and (flag is None or not flag.value):
             said = Said(value=default, text="accelerate launch without --config_file")
             self.read_named(said, FileKind.ACCELERATE)

@@ -104,7 +104,7 @@ def read_config_files(
     Args:
         config_file: of `accelerate config`.
         deepspeed_file: DeepSpeed's JSON.
-        takes_default: True to read the file in accelerate's cache if none is named.
+        takes_default: True to read the file in accelerate's cache if `config_file` is None.
 
     Raises:
         UserError: a file requests FSDP.
@@ -115,7 +115,9 @@ def read_config_files(
     words = ["accelerate", "launch"]
     words += [] if config_file is None else ["--config_file", config_file]
     words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
-    targets = read_targets(words, schemas=load_schemas(), stdin=io.BytesIO().read)
+    targets = read_targets(
+        words, schemas=load_schemas(), stdin=io.BytesIO().read, reads_default=takes_default
+    )
     situation = situations(targets)[0]
     is_named = config_file is not None or deepspeed_file is not None
     checked = replace(
