@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from zerofit.core.observer import Observer
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
 from zerofit.planning.plan_labels import rate
+from zerofit.planning.plan_table import as_it_is_lines
+from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import settings_of
 from zerofit.planning.subject import describe, weight_format
 
@@ -131,3 +134,24 @@ def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: P
     flags = settings_of({"model": "llama-3.2-1b", "sequence_length": 512}).options
     versions = Versions(python="3", zerofit="0", transformers=transformers)
     assert weight_format(flags, describe(flags, versions=versions).facts, versions)[0] is dtype
+
+
+def test_configuration_files_are_an_anchor_of_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "allgather_bucket_size": 1e6}
+    file.write_text(json.dumps({"zero_optimization": zero, "fp16": {"enabled": True}}))
+
+    def answer(**said: Any) -> Answer:
+        made: Answer = zerofit.plan(**_MODEL, deepspeed_file=str(file), **said)
+        return made
+
+    found = answer()
+    assert found.as_files_say is not None
+    strategy = found.as_files_say.strategy
+    assert (strategy.zero_stage, strategy.precision) == (ZeroStage.PARAMETERS, Precision.FP16)
+    assert (strategy.buckets.reduce_bucket_size, strategy.buckets.allgather_bucket_size) == (768**2, 10**6)
+    assert as_it_is_lines(found)[0].startswith(f"as your files say ({file}): ZeRO-3, ")
+    assert as_it_is_lines(answer(zero_stage=1))[0].startswith(
+        f"as your files ({file}) and --zero-stage say: ZeRO-1, "
+    )
+    assert answer(engine="native").as_files_say is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -18,12 +19,14 @@ from zerofit.cli import plan as plan_cli
 from zerofit.cli.main import zerofit as group
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
 from zerofit.launching import launch as launch_file
 from zerofit.launching import tune as tune_file
 from zerofit.launching.clusters import submit as submit_file
 from zerofit.planning import plan as plan_file
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
+from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 _NUM_LINES = 200
 _FLAGS: tuple[tuple[str, ...], ...] = (
@@ -80,6 +83,7 @@ _LINES: tuple[tuple[str, ...], ...] = (
     ("torchrun", "--nproc_per_node", "4"),
     ("torchrun", "--nproc_per_node", "2", "--nnodes", "2", "--node_rank", "0", "--master_addr", "node0"),
     ("deepspeed", "--num_gpus", "2"),
+    ("accelerate", "launch", "--cpu", "--num_processes", "2"),
     ("python",),
 )
 _VERBS: dict[Verb, tuple[str, ...]] = {
@@ -173,10 +177,64 @@ def test_a_line_means_the_same_to_all_verbs(resolved: Any) -> None:
             for spec in made
         ]
         targets = [spec.target for spec in made]
-        same = all(rest == values[0] for values in (told, others, targets) for rest in values[1:])
+        on_cpu = [
+            spec.on_cpu for verb, spec in found.items() if isinstance(spec, RunSpec) and verb is not Verb.PLAN
+        ]
+        compared = (told, others, targets, on_cpu)
+        same = all(rest == values[0] for values in compared for rest in values[1:])
         if not same:
             differing.append((" ".join((*flags, *target)), told, others, targets))
     assert not differing, differing[0]
+
+
+def _hostfile(folder: Path) -> str:
+    file = folder / "hosts"
+    file.write_text(f"{socket.gethostname()} slots=4\nother slots=4\n")
+    return str(file)
+
+
+def test_ranks_and_nodes_keep_their_place(resolved: Any, tmp_path: Path) -> None:
+    hosts = _hostfile(tmp_path)
+    for words, world_size, num_nodes in (
+        (("--hostfile", hosts), (8, hosts), (2, hosts)),
+        (("--hostfile", hosts, "--nproc-per-node", "2"), (4, "--nproc-per-node"), (2, hosts)),
+        (("--hostfile", hosts, "--nproc-per-node", "gpu"), None, (2, hosts)),
+        (("--config-file", "acc-1.yaml"), (8, "acc-1.yaml:5"), (2, "acc-1.yaml:2")),
+        (
+            ("--config-file", "acc-1.yaml", "--nproc-per-node", "2"),
+            (4, "--nproc-per-node"),
+            (2, "acc-1.yaml:2"),
+        ),
+    ):
+        spec = resolved("launch", "--dry-run", *words, "train.py")
+        assert (_said(spec).get("world_size"), _said(spec)["num_nodes"]) == (world_size, num_nodes), words
+        if world_size is None:
+            assert spec.nodes.ranks_per_node == RANK_FOR_EACH_GPU
+
+
+def test_what_a_line_leaves_to_a_verb_can_be_typed_again(resolved: Any, tmp_path: Path) -> None:
+    line = ("deepspeed", "--hostfile", _hostfile(tmp_path), "--num_gpus", "2", "train.py")
+    assert resolved("plan", *line).typed == (("zerofit", "plan", "--num-gpus", "2"), ("train.py",))
+    assert "--hostfile" in resolved("launch", "--dry-run", *line).typed[0]
+
+
+def test_accelerates_default_file_is_for_this_machine(
+    resolved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "accelerate").mkdir(parents=True)
+    (tmp_path / "home" / "accelerate" / "default_config.yaml").write_text("num_processes: 2\n")
+    for words, is_read in (
+        (("plan", "train.py"), True),
+        (("launch", "--dry-run", "train.py"), True),
+        (("tune", "--dry-run", "--deepspeed", "ds-0.json", "train.py"), True),
+        (("plan", "--gpus", "8xH100", "train.py"), False),
+        (("plan", "--gpus", "8xH100", "--deepspeed", "ds-0.json", "train.py"), False),
+        (("plan", "--compare", "8xH100,1x4090", "train.py"), False),
+        (("submit", "--on", "slurm", "--gpus", "8xH100", "--deepspeed", "ds-0.json", "train.py"), False),
+        (("config", "--from", "ds-0.json"), False),
+    ):
+        assert ("world_size" in _said(resolved(*words))) == is_read, words
 
 
 def test_a_file_says_the_same_to_config_as_to_plan(resolved: Any) -> None:
@@ -206,6 +264,9 @@ def test_python_says_the_same_as_the_command_line(resolved: Any) -> None:
         with pytest.raises(_Resolved) as caught:
             zerofit.plan("train.py", **settings)
         assert _said(caught.value.spec) == _said(of_line)
+    with pytest.raises(_Resolved) as caught:
+        zerofit.plan("accelerate", "launch", "--mixed_precision", "fp16", "train.py", mixed_precision="bf16")
+    assert _said(caught.value.spec)["precision"] == (Precision.BF16, "--mixed-precision")
     with pytest.raises(_Resolved) as caught:
         zerofit.plan("accelerate", "launch", "--config_file", "acc-3.yaml", "train.py")
     assert caught.value.spec.target == ("train.py",)
