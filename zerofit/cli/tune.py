@@ -20,7 +20,7 @@ from zerofit.cli.options import (
 )
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
-from zerofit.cli.parameters import CONTEXT, Parsed, number_option, typed_words
+from zerofit.cli.parameters import CONTEXT, Parsed, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.plan import plan_to_json
@@ -145,8 +145,8 @@ def tune(
     if dry_run:
         return 0
     if launch is not None and not as_json:
-        words = ("zerofit", "launch", "--plan", str(plan_file), *(("-m",) if module else ()))
-        click.echo(f"\nto train like this: {shell_words((*words, *typed_words()[1]))}")
+        words = ("zerofit", "launch", "--plan", str(plan_file), *launch.target)
+        click.echo(f"\nto train like this: {shell_words(words)}")
     if tuning.stopped_by is not None:
         again = "the same command continues"
         click.echo(f"zerofit: stopped by {tuning.stopped_by.name}; {again}", err=True)
