@@ -55,6 +55,11 @@ def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
             "submit --on slurm --gpus 8xH100 --dry-run train.py",
         ),
         ("submit train.py --on slurm", "--on", "submit --on slurm train.py"),
+        (
+            "launch accelerate launch --num_processes 2 train.py --dry-run",
+            "--dry-run",
+            "launch --num-processes 2 --dry-run train.py",
+        ),
         ("tune train.py --dry-run", "--dry-run", "tune --dry-run train.py"),
         ("plan --gpus 1xT4 train.py --why", "--why", "plan --gpus 1xT4 --why train.py"),
     ],

@@ -242,15 +242,18 @@ def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
 def check_script_flags(script: str, script_args: Sequence[str]) -> None:
     """Check that no flag of the running verb follows a script that does not know it."""
     line = None if click.get_current_context().params.get("module") else read_line((script, *script_args))
-    if line is not None:
-        script, *script_args = line.target
     options = [
         param for param in click.get_current_context().command.params if isinstance(param, click.Option)
     ]
+    before = typed_words()[0]
+    if line is not None:
+        script, *script_args = line.target
+        of_line = line.words_of(option.name for option in options if option.name is not None)
+        before = (*before[:2], *of_line, *before[2:])
     flags = {
         name: not option.is_flag
         for option in options
         for name in (*option.opts, *option.secondary_opts)
         if name.startswith("--")
     }
-    check_misplaced_flags((script, *script_args), before=typed_words()[0], flags=flags)
+    check_misplaced_flags((script, *script_args), before=before, flags=flags)
