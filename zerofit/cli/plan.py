@@ -152,8 +152,6 @@ def plan(
     )
     if compare_layouts:
         check_open(spec.overrides)
-    if spec.target is not None and spec.options.model is not None:
-        raise _model_and_script(spec, module=module)
     check_plannable(spec)
     if plot is not None:
         check_can_plot(plot, force=force)
@@ -219,18 +217,6 @@ def _no_module() -> UserError:
         found="-m without SCRIPT",
         why="-m means that SCRIPT is a module, as with python -m",
         fix="name the module after all flags: -m package.train",
-    )
-
-
-def _model_and_script(spec: RunSpec, *, module: bool) -> UserError:
-    assert spec.target is not None
-    script = spec.target[-1] if module else spec.target[0]
-    return UserError(
-        "model-and-script",
-        "a plan is for a script or for a model",
-        found=f"--model {spec.options.model} with {'-m ' if module else ''}{script}",
-        why="the script determines the model",
-        fix="leave one of the two out",
     )
 
 

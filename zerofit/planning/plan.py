@@ -26,6 +26,7 @@ from zerofit.planning.sources.settings import check_capture_limit, check_model_f
 from zerofit.planning.subject import captured_subject, check_named, describe
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,12 +145,15 @@ def _problem(spec: RunSpec, subject: Subject, topology: Topology, versions: Vers
 
 
 def check_plannable(spec: RunSpec) -> None:
-    """Check that without a script, a model and a global batch are given.
+    """Check that a script is given, or a model and a global batch.
 
     Raises:
-        UserError: one of the two is missing, or a capture limit is given.
+        UserError: both or neither are given, the global batch is missing, or there is a capture limit without
+            a script.
     """
     if spec.target is not None:
+        if spec.options.model is not None:
+            raise _model_and_script(spec.target, spec.options.model)
         return
     check_named(spec.options)
     check_capture_limit(spec.capture_limit_s, because="--model")
@@ -161,6 +165,17 @@ def check_plannable(spec: RunSpec) -> None:
             why="every strategy must make it: micro-batch x accumulation x ranks",
             fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
         )
+
+
+def _model_and_script(target: tuple[str, ...], model: str) -> UserError:
+    module = "-m " if target[0] == "-m" else ""
+    return UserError(
+        "model-and-script",
+        "a plan is for a script or for a model",
+        found=f"--model {model} with {module}{script_of(target)}",
+        why="the script determines the model",
+        fix="leave one of the two out",
+    )
 
 
 @contextmanager
