@@ -168,11 +168,10 @@ def check_plannable(spec: RunSpec) -> None:
 
 
 def _model_and_script(target: tuple[str, ...], model: str) -> UserError:
-    module = "-m " if target[0] == "-m" else ""
     return UserError(
         "model-and-script",
         "a plan is for a script or for a model",
-        found=f"--model {model} with {module}{script_of(target)}",
+        found=f"--model {model} with {script_of(target)}",
         why="the script determines the model",
         fix="leave one of the two out",
     )
