@@ -104,6 +104,13 @@ def test_plan_takes_lines_of_other_launchers(
     assert f"{on[0]}; {run.stdout.splitlines()[-1].removeprefix('to train like this: ')}" == launched
 
 
+def test_run_folder_of_a_module_has_its_name(run_zerofit: RunZerofit, folder: Path) -> None:
+    for line in ("-m train", "python -m train"):
+        run = run_zerofit("launch", "--cpu", "--dry-run", *line.split(), cwd=folder)
+        assert run.returncode == 0, run.stderr
+        assert re.search(r"/zerofit-runs/[\d_-]+-train/plan\.json -m train$", run.stdout, re.MULTILINE)
+
+
 def test_recovery_that_cannot_ask_says_so_first(run_zerofit: RunZerofit, folder: Path) -> None:
     run = run_zerofit("launch", "--cpu", "--dry-run", "--recover", "ask", "train.py", cwd=folder)
     assert run.returncode == 0, run.stderr

@@ -55,7 +55,7 @@ from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.resolve import Verb, resolve
-from zerofit.scripts.target import script_arguments, script_of, script_path
+from zerofit.scripts.target import script_arguments, script_name, script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,7 +195,7 @@ def launch(
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
     folder = (run_folder if dry_run else new_run_folder)(
-        run_dir, target=script_of(spec.target or ()), at=datetime.now()
+        run_dir, target=script_name(to_launch.target), at=datetime.now()
     )
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)

@@ -38,7 +38,7 @@ from zerofit.scripts.capture.environment import quiet_variables
 from zerofit.scripts.capture.journal import REFUSED, SPEC
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
 from zerofit.scripts.capture.restore_files import places
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import script_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -210,7 +210,7 @@ def run_trials(
         for planned in prepare_launches(replace(spec, num_fastest=number), observer)
     )
     check(launches[0], observer)
-    script = Path(script_of(spec.target or ())).name.removesuffix(".py")
+    script = Path(script_name(launches[0].target)).name.removesuffix(".py")
     folder = trials_folder(run_dir, f"{TUNE_PREFIX}{script}", launches[0], policy)
     tuning = Tuning(tried=(), folder=folder, candidates=tuple(planned.plan for planned in launches))
     if dry_run:

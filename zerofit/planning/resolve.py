@@ -69,7 +69,7 @@ def resolve(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> RunSpec:
-    """Return what the user asked for.
+    """Return what the user asked for; the variables that a line sets are set in this process.
 
     Args:
         target: the script, or with `module` the module, and its arguments; or a whole line of accelerate,

@@ -143,6 +143,11 @@ def script_of(target: tuple[str, ...]) -> str:
     return f"-m {target[1]}" if script_path(target) is None else target[0]
 
 
+def script_name(target: tuple[str, ...]) -> str:
+    """Return the script's file, or the module's name, for names of folders."""
+    return script_path(target) or target[1]
+
+
 def script_words(target: tuple[str, ...]) -> str:
     """Return the script or module for use in a sentence: "train.py", "module train"."""
     return f"module {target[1]}" if script_path(target) is None else target[0]

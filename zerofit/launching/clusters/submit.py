@@ -57,7 +57,7 @@ from zerofit.planning.sources.settings import check_capture_limit, check_model_f
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import script_of, script_path
+from zerofit.scripts.target import script_name, script_of, script_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -186,7 +186,7 @@ def submit(
     if flags.wall_time_s is None:
         _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
     folder = (run_folder if dry_run else new_run_folder)(
-        Path(run_dir), target=script_of(target), at=datetime.now()
+        Path(run_dir), target=script_name(target), at=datetime.now()
     )
     submission = Submission(
         job=Job(
