@@ -98,15 +98,10 @@ def resolve(
         target, module = line.target, line.is_module
         of_line = _settings_of_line(line, settings, verb)
         _tell_of_line(line, of_line, settings, verb, observer)
-        counted = set(of_line)
-        named = [of_line.pop(name, None) for name in _FILES]
-        config_file, deepspeed_file = config_file or named[0], deepspeed_file or named[1]
-        hostfile = hostfile or named[2]
-        settings = _with_line(settings, of_line)
-        own, _ = settings.get("typed") or ((), ())
-        if own:  # the line as flags of the verb, so that it can be changed and typed again
-            words = (*own[:2], *line.words_of(counted), *own[2:], *(("-m",) if module else ()))
-            settings["typed"] = (words, target)
+        config_file = config_file or of_line.get("config_file")
+        deepspeed_file = deepspeed_file or of_line.get("deepspeed_file")
+        hostfile = hostfile or of_line.get("hostfile")
+        settings = _with_line(settings, line, of_line)
     if target is not None:
         target = script_target(target[0], target[1:], module=module)
         check_script(target)
@@ -171,16 +166,17 @@ def _unused_by(verb: Verb) -> tuple[str, ...]:
     return _OF_THE_RUN if verb is Verb.SUBMIT else (*_OF_THE_RUN, "on_cpu")
 
 
-def _with_line(own: Mapping[str, Any], of_line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of both, where the user's own flags take precedence."""
-    return {
-        **own,
-        **{
-            name: value
-            for name, value in of_line.items()
-            if own.get(name) is None or (name == "on_cpu" and not own[name])
-        },
-    }
+def _with_line(own: Mapping[str, Any], line: ReadLine, of_line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of both, where the user's own flags take precedence; files are left out."""
+    settings = dict(own)
+    for name, value in of_line.items():
+        if name not in _FILES and (own.get(name) is None or (name == "on_cpu" and not own[name])):
+            settings[name] = value
+    typed, _ = own.get("typed") or ((), ())
+    if typed:  # the line as flags of the verb, so that it can be changed and typed again
+        module = ("-m",) if line.is_module else ()
+        settings["typed"] = ((*typed[:2], *line.words_of(of_line), *typed[2:], *module), line.target)
+    return settings
 
 
 def _tell_of_line(
