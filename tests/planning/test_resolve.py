@@ -199,6 +199,11 @@ def test_ranks_and_nodes_keep_their_place(resolved: Any, tmp_path: Path) -> None
         (("--hostfile", hosts), (8, hosts), (2, hosts)),
         (("--hostfile", hosts, "--nproc-per-node", "2"), (4, "--nproc-per-node"), (2, hosts)),
         (("--hostfile", hosts, "--nproc-per-node", "gpu"), None, (2, hosts)),
+        (
+            ("--nproc-per-node", "gpu", "--num-processes", "4", "--nnodes", "1"),
+            (4, "--num-processes"),
+            (1, "--num-machines"),
+        ),
         (("--config-file", "acc-1.yaml"), (8, "acc-1.yaml:5"), (2, "acc-1.yaml:2")),
         (
             ("--config-file", "acc-1.yaml", "--nproc-per-node", "2"),

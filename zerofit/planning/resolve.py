@@ -213,8 +213,10 @@ def _with_ranks(
     """Return the overrides with the numbers of ranks and nodes, each with its place."""
     of_files = {} if files is None else files.nodes
     found: dict[str, Said[int]] = {}
-    if nodes.ranks_per_node != RANK_FOR_EACH_GPU and (world_size := nodes.world_size) is not None:
-        flag = flag_of("world_size") if own.ranks_per_node is None else "--nproc-per-node"
+    is_per_gpu = nodes.ranks_per_node == RANK_FOR_EACH_GPU
+    if (world_size := nodes.num_processes if is_per_gpu else nodes.world_size) is not None:
+        is_total = own.ranks_per_node is None or is_per_gpu
+        flag = flag_of("world_size") if is_total else "--nproc-per-node"
         is_own = own.ranks_per_node is not None or own.num_processes is not None
         place = None if is_own else of_files.get("num_processes")
         found["world_size"] = _rank_count(world_size, flag, place, None if is_own else hostfile)
