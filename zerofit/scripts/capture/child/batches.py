@@ -98,13 +98,13 @@ def first_batches(
 
 
 def _drop_workers(loader: Any) -> None:
-    first: Any
-    for first in (loader, getattr(loader, "base_dataloader", None)):
-        if getattr(first, "num_workers", 0):
-            first.num_workers = 0
-            first.prefetch_factor = None
-            first.timeout = 0
-            first.multiprocessing_context = None
+    layer: Any
+    for layer in (loader, getattr(loader, "base_dataloader", None)):
+        if getattr(layer, "num_workers", 0):
+            layer.num_workers = 0
+            layer.prefetch_factor = None
+            layer.timeout = 0
+            layer.multiprocessing_context = None
 
 
 def captured_lengths(
