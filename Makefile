@@ -11,13 +11,14 @@ FAULTS ?= tests/faults tests/launching/test_checkpoints.py tests/launching/test_
 FAULTS_CI := $(addprefix tests/faults/test_,ends.py hangs.py saved_state.py told_to_stop.py)
 SLURM ?=
 ONLY ?=
+PLANS ?= plans.jsonl
 # One worker more than cores: a launch waits for its ranks a third of its time.
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -97,6 +98,9 @@ bench-accuracy: $(VENV)/.installed  ## measure memory and time on the GPU beside
 
 bench-ranks: $(VENV)/.installed  ## rank 0 of many under the real DeepSpeed engine, on one GPU; BUDGET=8m OUT=DIR CPU=1
 	@$(MEASURE) --sections ranks
+
+bench-plans: $(VENV)/.installed  ## plans of 320 problems drawn by a seed, to compare before and after a change; PLANS=FILE
+	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/plan_problems.py $(PLANS)
 
 bench-regret: $(VENV)/.installed  ## the plan's choice against all other strategies, within limits of memory; BUDGET=8m OUT=DIR CPU=1
 	@$(MEASURE) --sections regret

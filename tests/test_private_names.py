@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).parents[1] / "zerofit"
 
 # Private names of what has no adapter, and of Python. A name that is written by zerofit is not looked at.
 _PYTHON = {"_current_exceptions", "_current_frames", "_exit", "_getframe", "_inheriting"}
-_PYTHON |= {"_fork_exec", "_start_method"}
+_PYTHON |= {"_fork_exec", "_start_method", "_target"}
 _TORCH = {"_C", "_autograd", "_call_impl", "_cdata", "_current_autograd_node", "_get_default_store"}
 _TORCH |= {"_DDPSink", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"}
 _TORCH |= {"_get_sequence_nr", "_sequence_nr", "_last_lr", "_wrapped_by_lr_sched", "_schedulers", "_metadata"}

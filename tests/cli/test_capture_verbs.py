@@ -69,12 +69,12 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
     assert run(plan_module, *flags, "train.py", "--lr", "1") == 0
     parts = capsys.readouterr().out.rstrip("\n").split("\n\n")
     assert parts[0] == (
-        "your script as it is: 5.3 GiB ±20% of 39.5 GiB on each GPU, fits; "
+        "your script as it is: 5.3 GiB ±20% of 39.5 GiB on each GPU, fits, 115 ms ±50% a step; "
         "changed as --zero-stage and --micro-batch-size say: about 1.1 x slower\n"
         "  in backward: activations 1.2, optimizer states 0.9, NCCL 0.5, weights 0.5,\n"
         "    gradient bucket 0.5, gradients 0.5, CUDA context 0.5, activation gradients\n"
         "    0.4, allocator cache 0.2, outputs 0.2 GiB\n"
-        "runs with ZeRO-2, batch 4 x 4: 3.4 GiB ±20%\n"
+        "runs with ZeRO-2, batch 4 x 4: 3.4 GiB ±20%, 128 ms ±50% a step\n"
         "hint: --mixed-precision bf16 is about 1.3 x faster and rounds more;\n"
         "      --fastest takes it"
     )

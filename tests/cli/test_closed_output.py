@@ -37,7 +37,7 @@ def full_disk() -> Iterator[int]:
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("line", ["--version", "launch --help", "check --rules", _PLAN])
+@pytest.mark.parametrize("line", ["--version", "launch --help", "rule", _PLAN])
 def test_exit_code_is_that_of_sigpipe_if_the_reader_has_gone(
     run_zerofit: RunZerofit, without_reader: int, tmp_path: Path, line: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_closed_stdout_is_no_error(tmp_path: Path, line: str, exit_code: int) ->
     assert (ran.returncode, "Traceback" in ran.stderr) == (exit_code, False)
 
 
-@pytest.mark.parametrize("line", ["--version", "launch --help", "check --rules", _PLAN])
+@pytest.mark.parametrize("line", ["--version", "launch --help", "rule", _PLAN])
 def test_a_full_disk_is_an_error_of_its_own(
     run_zerofit: RunZerofit, full_disk: int, tmp_path: Path, line: str
 ) -> None:

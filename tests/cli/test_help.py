@@ -35,7 +35,7 @@ _LIGHT = {
             "bench --help",
             "bench ladder --dry-run --cpu",
             "check ds_config.json",
-            "check --rules",
+            "rule",
             "config --dry-run --preset z3 --num-processes 8",
             "launch --dry-run --preset z3 train.py",
             "launch trian.py",

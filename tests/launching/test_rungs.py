@@ -159,6 +159,10 @@ def test_the_flags_of_a_rung_say_its_strategy_and_nothing_else(
     settings = launch_settings(run)
     with pytest.raises(_StoppedError):
         launch.main([*launch_flags(settings), "train.py"], standalone_mode=False)
-    assert {field: value for field in FLAGS if (value := said[field]) is not None} == settings
+    found = {field: value for field in FLAGS if (value := said[field]) is not None}
+    assert {field: getattr(value, "value", value) for field, value in found.items() if field in settings} == {
+        field: getattr(value, "value", value) for field, value in settings.items()
+    }
+    assert found.keys() == settings.keys()
     spec = RunSpec(overrides=settings_of(settings).overrides)
     assert choose(machine=machine(2), versions=VERSIONS, spec=spec).strategy == run.strategy

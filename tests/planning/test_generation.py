@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from planning_problems import spec_of
 
+from zerofit.checking.rule import ACCELERATE
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder, RunPhase
@@ -305,10 +306,11 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"num_processes": 3, "num_nodes": 2},
-        "error[ranks-not-divisible]: the ranks do not divide over the nodes\n"
+        "error[num-processes-is-for-all-machines]: the ranks do not divide over the nodes\n"
         "  found: --num-processes 3 with --num-machines 2\n"
         "  why:   --num-processes counts the ranks of all nodes together, and each node gets as many\n"
-        "  fix:   set --num-processes to a multiple of 2",
+        "  fix:   set --num-processes to a multiple of 2\n"
+        f"  see:   {ACCELERATE}/utils/launch.py",
     ),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.check_run import refuse
@@ -19,9 +19,10 @@ from zerofit.planning.make_problem import problem_of
 from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
-from zerofit.planning.plan_table import as_it_is_lines, command_with, decision_lines, plan_table
+from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import check_capture_limit, check_model_flags
 from zerofit.planning.subject import captured_subject, check_named, describe
 from zerofit.scripts.capture.errors import INSTEAD
@@ -36,11 +37,22 @@ if TYPE_CHECKING:
     from zerofit.planning.options import MachineFlags
     from zerofit.planning.problem import Problem
     from zerofit.planning.run_spec import RunSpec
-    from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
 
 DOES_NOT_FIT = 1
 """Exit code if no strategy fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintableAnswer(Answer):
+    """An Answer that prints as the table of `zerofit plan`."""
+
+    def __str__(self) -> str:
+        first = as_it_is_lines(self)
+        return "\n".join([*first, *([""] if first else []), plan_table(self)])
+
+    def _repr_html_(self) -> str:
+        return answer_html(self)
 
 
 def plan(
@@ -53,7 +65,7 @@ def plan(
     capture_limit_s: float = CAPTURE_LIMIT_S,
     observer: Observer = SILENT,
     **settings: Any,
-) -> Answer:
+) -> PrintableAnswer:
     """Find the fastest strategy that fits, with the memory of each alternative and why it lost.
 
     `zerofit.plan("train.py", "--epochs", "3", gpus="8xA100-80G")` runs the script up to where its training
@@ -96,7 +108,7 @@ def plan(
     )
     check_plannable(spec)
     _, (answer,) = plan_on_machines(spec, [spec.described], observer=observer)
-    return answer
+    return PrintableAnswer(**{field.name: getattr(answer, field.name) for field in fields(answer)})
 
 
 def plan_on_machines(

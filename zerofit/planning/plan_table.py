@@ -279,7 +279,7 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
         lines.append(_files_line(files, answer))
     if chosen is not None and lines and (own is None or chosen.strategy != own.strategy):
         lines.append(_runs_with(chosen, answer))
-    if answer.in_16_bits is not None and chosen is not None:
+    if lines and answer.in_16_bits is not None and chosen is not None:
         lines += _hint(answer.in_16_bits, chosen)
     return lines
 

@@ -60,17 +60,6 @@ class Answer:
     layouts: tuple[Layout, ...] = ()
     """The layouts that were compared, data parallelism alone first; empty unless requested."""
 
-    def __str__(self) -> str:
-        from zerofit.planning.plan_table import as_it_is_lines, plan_table  # which renders an Answer
-
-        first = as_it_is_lines(self)
-        return "\n".join([*first, *([""] if first else []), plan_table(self)])
-
-    def _repr_html_(self) -> str:
-        from zerofit.planning.plan_table import answer_html
-
-        return answer_html(self)
-
     @property
     def fits(self) -> bool:
         """True if anything fits."""

@@ -18,6 +18,7 @@ from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.planning.options import Loop
+from zerofit.planning.samples import samples_of
 from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import script_of, script_path
@@ -149,8 +150,6 @@ def captured_subject(run: CapturedScript, *, engine: str = "") -> Subject:
 
 def subject_of_capture(capture: Capture) -> Subject:
     """Return what a capture shows, without the script, which could be read and traced."""
-    from zerofit.planning.make_problem import samples_of  # only where a script was captured
-
     model = capture.model
     return Subject(
         said=script_of(capture.target),

@@ -31,7 +31,7 @@ def test_what_fails_in_a_model_is_told_as_the_models() -> None:
 def test_what_fails_in_zerofit_is_no_error_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     config, build = tiny("bert", 1)
     monkeypatch.setattr(entry, "_STARTS", ())
-    monkeypatch.setattr(entry._Tracing, "_affine", lambda self: 1)  # what _logs takes apart is no pair
+    monkeypatch.setattr(entry.Tracing, "_affine", lambda self: 1)  # what _logs takes apart is no pair
     with pytest.raises(TypeError, match="cannot unpack"):
         entry.trace_config(config, build, _REQUEST)
 

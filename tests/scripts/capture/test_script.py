@@ -20,7 +20,7 @@ def test_a_capture_is_returned_and_nothing_stays(workplace) -> None:
     with workplace.capture() as script:
         assert script.capture.target == ("train.py",)
         assert script.capture.model.name == "made"
-        assert len(workplace.processes()) == 1
+        assert len(workplace.processes()) == 2  # the script, and what supervises it
     assert workplace.processes() == []
     assert [path.name for path in workplace.cwd.iterdir()] == ["train.py"]
     assert list((workplace.cache / "capturing").iterdir()) == []
@@ -44,7 +44,7 @@ def test_the_script_runs_as_one_quiet_process_without_gpus(workplace) -> None:
         assert [os.environ[name] for name in names] == ["a", "b", "c", "d"]
         assert not {"GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"} & os.environ.keys()
         assert os.environ["MLFLOW_TRACKING_URI"].startswith("file:///")
-        assert os.getsid(0) == os.getpid() and sys.stdin.read() == ""
+        assert os.getsid(0) == os.getppid() and sys.stdin.read() == ""
         training.begin()
         """
     )

@@ -87,7 +87,7 @@ def situation_of_strategy(
 
 def said_fields(said: Overrides) -> dict[str, Said[Any]]:
     """Return fields of a strategy that the user set, each with its text: "--zero-stage 2"."""
-    return {name: replace(said.said[name], text=_text(name, said)) for name in said.strategy}
+    return {name: replace(said.said[name], text=_text(name, said), place=None) for name in said.strategy}
 
 
 def _text(name: str, said: Overrides) -> str:

@@ -58,7 +58,7 @@ def read_prompts_file(name: str) -> tuple[PromptLine, ...]:
         )
     text = _decoded(_content(name), name)
     lines: list[PromptLine] = []
-    findings: list[str] = []
+    findings: dict[str, list[int]] = {}
     for number, row in enumerate(text.split("\n"), 1):  # no other newlines: JSON allows U+2028 in a string
         line = row.removesuffix("\r")
         if not line.strip():
@@ -67,7 +67,7 @@ def read_prompts_file(name: str) -> tuple[PromptLine, ...]:
             fields = {_PROMPT: line} if suffix == _TEXT else _of_json(line)
             lines.append(PromptLine(prompt=_prompt_of(fields), fields=fields))
         except ValueError as finding:
-            findings.append(f"line {number}: {finding}")
+            findings.setdefault(str(finding), []).append(number)
     if findings:
         raise _not_prompts(findings, name, is_one_list=text.lstrip()[:1] == "[")
     if not lines:
@@ -170,7 +170,7 @@ def _prompt_of(fields: dict[str, Any]) -> str | Chat:
     """Return the prompt in an object."""
     given = [name for name in (_PROMPT, _MESSAGES) if name in fields]
     if len(given) != 1:
-        raise ValueError('both "prompt" and "messages"' if given else 'no "prompt" and no "messages"')
+        raise ValueError('both "prompt" and "messages"' if given else _without_prompt(fields))
     if COMPLETIONS in fields:
         raise ValueError(f'a field "{COMPLETIONS}", which is reserved for the result')
     prompt = fields[given[0]]
@@ -187,6 +187,13 @@ def _prompt_of(fields: dict[str, Any]) -> str | Chat:
     if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
         raise ValueError('"messages" is not a list of objects with "role" and "content"')
     return prompt
+
+
+def _without_prompt(fields: dict[str, Any]) -> str:
+    names = ", ".join(list(fields)[:_MOST_NAMED]) + (", ..." if len(fields) > _MOST_NAMED else "")
+    said = f'no "prompt" and no "messages" among {names}' if fields else "an empty object"
+    meant = {near: name for name in (_MESSAGES, _PROMPT) if (near := nearest(name, fields))}
+    return said + "".join(f': is "{near}" meant to be "{name}"?' for near, name in list(meant.items())[-1:])
 
 
 def _is_message(message: Any) -> bool:
@@ -206,13 +213,23 @@ def _unreadable(found: str, fix: str) -> UserError:
     )
 
 
-def _not_prompts(findings: list[str], name: str, *, is_one_list: bool) -> UserError:
-    num_more = len(findings) - _MOST_NAMED
+def _numbered(numbers: list[int]) -> str:
+    """Return "line 3", or the first few of several lines and the number of the others."""
+    if len(numbers) == 1:
+        return f"line {numbers[0]}"
+    num_more = len(numbers) - _MOST_NAMED
+    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    return f"lines {named}" + (f" and {num_more} more" if num_more > 0 else "")
+
+
+def _not_prompts(findings: dict[str, list[int]], name: str, *, is_one_list: bool) -> UserError:
+    said = [f"{_numbered(numbers)}: {finding}" for finding, numbers in findings.items()]
+    num_more = len(said) - _MOST_NAMED
     more = [f"and {num_more} more"] if num_more > 0 else []
     return UserError(
         "prompts-broken",
         "the file of prompts has invalid lines",
-        found=f"{name}: {'; '.join([*findings[:_MOST_NAMED], *more])}",
+        found=f"{name}: {'; '.join([*said[:_MOST_NAMED], *more])}",
         why='a line of JSONL is a string, or an object with "prompt" or "messages"',
         fix=f"write one element of the list a line: jq -c '.[]' {name}"
         if is_one_list
