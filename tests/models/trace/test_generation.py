@@ -23,6 +23,8 @@ _SHORT, _LONG = (4, 40), (200, 2)
 """Tokens of the prompt, and new ones."""
 _IDS = 4096
 """Bytes of token ids, positions and masks that generate() holds beside: much only for models this small."""
+_BEAMS = 4 * _IDS
+"""Bytes of the sequences, indices and scores of three beams, which beam search holds twice."""
 _SCALARS = 64
 """Bytes of scalars that layers with a sliding window keep beside keys and values."""
 _DEEP: Mapping[str, Mapping[str, Any]] = {
@@ -155,7 +157,7 @@ def test_beams_have_caches_of_their_own(family: str) -> None:
     most, cached = _generate(family, _SHORT, num_beams=3)
     trace = _traced(family, _SHORT, call={"num_beams": 3})
     assert _cached(trace) == cached
-    assert most <= 1.02 * _peak(trace)
+    assert most <= 1.02 * _peak(trace) + _BEAMS
 
 
 @pytest.mark.parametrize("family", _DEEP)
