@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from runs import RunZerofit
+from runs import RunZerofit, run_command
 
 from zerofit.checking.rule import ACCELERATE
 
@@ -109,6 +110,32 @@ def test_run_folder_of_a_module_has_its_name(run_zerofit: RunZerofit, folder: Pa
         run = run_zerofit("launch", "--cpu", "--dry-run", *line.split(), cwd=folder)
         assert run.returncode == 0, run.stderr
         assert re.search(r"/zerofit-runs/[\d_-]+-train/plan\.json -m train$", run.stdout, re.MULTILINE)
+
+
+_ANCHORS = ("your script as it is: ", "as your files say (acc.yaml): ZeRO-3, ", "runs with ")
+_FROM_PYTHON = """\
+import zerofit
+
+print(zerofit.plan("accelerate", "launch", "--config_file", "acc.yaml", "train.py", gpus="8xA100-80G"))
+"""
+
+
+def test_plan_launch_and_python_give_one_answer_to_a_line_with_files(
+    zerofit_fork: RunZerofit, folder: Path
+) -> None:
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    (folder / "acc.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    )
+    line = "--gpus 8xA100-80G accelerate launch --config_file acc.yaml train.py"
+    planned = zerofit_fork("plan", "--wide", *line.split(), cwd=folder)
+    launched = zerofit_fork("launch", "--dry-run", "--wide", *line.split(), cwd=folder)
+    (folder / "ask.py").write_text(_FROM_PYTHON)
+    asked = run_command((sys.executable, "ask.py"), folder)
+    texts = (planned.stdout, launched.stderr, asked.stdout)
+    answers = [[line for line in text.splitlines() if line.startswith(_ANCHORS)] for text in texts]
+    assert [line[: len(start)] for line, start in zip(answers[0], _ANCHORS, strict=True)] == list(_ANCHORS)
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_recovery_that_cannot_ask_says_so_first(run_zerofit: RunZerofit, folder: Path) -> None:
