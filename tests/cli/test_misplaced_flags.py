@@ -63,7 +63,7 @@ def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
         ("tune train.py --dry-run", "--dry-run", "tune --dry-run train.py"),
         ("plan --gpus 1xT4 train.py --why", "--why", "plan --gpus 1xT4 --why train.py"),
     ],
-    ids=["launch", "submit", "a required one", "tune", "plan"],
+    ids=["launch", "submit", "a required one", "a launcher's line", "tune", "plan"],
 )
 def test_script_that_ignores_its_arguments_does_not_train(
     run_zerofit: RunZerofit, tmp_path: Path, line: str, flags: str, corrected: str

@@ -69,10 +69,16 @@ def test_lines_are_prompts(text: str, form: str, expected: list[tuple[Any, Any]]
         ("7", "line 1: neither a string nor an object"),
         ("null", "line 1: neither a string nor an object"),
         ('["p"]', "line 1: neither a string nor an object"),
-        ("{}", 'line 1: no "prompt" and no "messages"'),
-        ('{"id": 7}', 'line 1: no "prompt" and no "messages"'),
-        ('{"promt": "p", "id": 7}', 'line 1: no "prompt" and no "messages"'),
-        ('{"message": []}', 'line 1: no "prompt" and no "messages"'),
+        ("{}", "line 1: an empty object"),
+        ('{"id": 7}', 'line 1: no "prompt" and no "messages" among id'),
+        (
+            '{"promt": "p", "id": 7}',
+            'line 1: no "prompt" and no "messages" among promt, id: is "promt" meant to be "prompt"?',
+        ),
+        (
+            '{"message": []}',
+            'line 1: no "prompt" and no "messages" among message: is "message" meant to be "messages"?',
+        ),
         (f'{{"prompt": "p", "messages": {_CHAT}}}', 'line 1: both "prompt" and "messages"'),
         ('{"prompt": 7}', 'line 1: "prompt" is not a string'),
         ('{"prompt": ""}', "line 1: an empty prompt"),
@@ -107,9 +113,7 @@ def test_the_first_lines_that_are_none_are_all_named() -> None:
     assert str(caught.value) == (
         "error[prompts-broken]: the file of prompts has invalid lines\n"
         f"  found: {_JSONL}: line 7: invalid JSON: Expecting value at column 1; "
-        'line 9: no "prompt" and no "messages"; '
-        "line 10: neither a string nor an object; line 11: neither a string nor an object; "
-        "line 12: neither a string nor an object; and 4 more\n"
+        "line 9: an empty object; lines 10, 11, 12, 13, 14 and 2 more: neither a string nor an object\n"
         '  why:   a line of JSONL is a string, or an object with "prompt" or "messages"\n'
         f"  fix:   {_FIX}"
     )
