@@ -77,11 +77,42 @@ def draw_mutants(
 
 
 def find_again(mutant: Mutant, tree: Path) -> Mutant | None:
-    """Return a mutant where its line stands in another version of the tree; None if the line is gone."""
+    """Return a mutant where its line stands in another version of the tree; None if the line is gone.
+
+    A line that left its file is the same line of a definition of the same name, if the package has but one.
+    """
     path = tree / mutant.file
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     same = [number for number, line in enumerate(lines, 1) if line == mutant.before]
-    return replace(mutant, line=min(same, key=lambda one: abs(one - mutant.line))) if same else None
+    if same:
+        return replace(mutant, line=min(same, key=lambda number: abs(number - mutant.line)))
+    moved = list(_moved_lines(mutant, tree)) if mutant.definition else []
+    return moved[0] if len(moved) == 1 else None
+
+
+def _moved_lines(mutant: Mutant, tree: Path) -> Iterator[Mutant]:
+    text = mutant.before.strip()
+    for path in sorted((tree / Path(mutant.file).parts[0]).rglob("*.py")):
+        source = path.read_text("utf-8")
+        if text not in source:
+            continue
+        definitions = [
+            node
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        for number, line in enumerate(source.splitlines(), 1):
+            around = [node for node in definitions if node.lineno <= number <= (node.end_lineno or 0)]
+            inner = max(around, key=lambda node: node.lineno, default=None)
+            if line.strip() == text and inner is not None and inner.name == mutant.definition:
+                indent = line[: len(line) - len(line.lstrip())]
+                yield replace(
+                    mutant,
+                    file=path.relative_to(tree).as_posix(),
+                    line=number,
+                    before=line,
+                    after=indent + mutant.after.strip(),
+                )
 
 
 def mutated(mutant: Mutant, source: str) -> str:
@@ -140,9 +171,9 @@ def is_worthwhile(operator: str) -> bool:
 def spans_apart(tree: ast.Module) -> Iterator[Span]:
     """Yield what no mutant may touch: annotations, decorators, `if TYPE_CHECKING`, texts, rules' examples."""
     for node in ast.walk(tree):
-        for one in _apart_in(node):
-            if isinstance(one, ast.expr | ast.stmt):
-                yield (one.lineno, one.col_offset), (one.end_lineno or 0, one.end_col_offset or 0)
+        for part in _apart_in(node):
+            if isinstance(part, ast.expr | ast.stmt):
+                yield (part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)
 
 
 def _apart_in(node: ast.AST) -> Iterable[ast.AST | None]:

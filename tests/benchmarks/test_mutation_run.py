@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mutation_score
@@ -230,6 +231,21 @@ def test_a_mutant_is_found_again_where_its_line_has_moved(toy: Path) -> None:
     assert find_again(_KILLED, toy) is None
     with pytest.raises(ValueError, match="does not read"):
         mutated(_KILLED, "\n" * 20)
+
+
+def test_a_mutant_is_found_again_in_the_file_that_its_definition_went_to(toy: Path) -> None:
+    mutant = replace(_KILLED, definition="doubled")
+    (toy / _FILE).write_text("")
+    method = "class Sizes:\n    def doubled(self, size):\n        return size * 2\n"
+    (toy / "zerofit/moved.py").write_text(method)
+    moved = find_again(mutant, toy)
+    assert moved is not None
+    assert (moved.file, moved.line) == ("zerofit/moved.py", 3)
+    assert mutated(moved, method) == method.replace("size * 2", "size + 2")
+    (toy / "zerofit/twice.py").write_text(method)
+    assert find_again(mutant, toy) is None
+    (toy / "zerofit/twice.py").write_text(method.replace("doubled", "trebled"))
+    assert find_again(mutant, toy) == moved
 
 
 @pytest.mark.parametrize(
