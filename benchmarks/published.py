@@ -43,6 +43,7 @@ from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.training_estimator import UNCERTAINTY, closed_form_memory, trace_request_for
 
 if TYPE_CHECKING:
@@ -172,8 +173,7 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         topology=Topology(world_size=row.get("ranks", 1)),
         versions=Versions(python="3", zerofit="0", torch=row.get("torch")),
         keeps_outputs=keeps_outputs and not row.get("longest_first", False),
-        has_own_adapters=adapter > 0,
-        traces_own_model="code" in row,
+        use=ModelUse(has_adapters=adapter > 0, is_own="code" in row),
     )
     memory = estimate_memory(setup, gpu=gpu)
     others = _by_other_models(model, request, setup, row) if not adapter else {}
@@ -235,7 +235,8 @@ def _by_other_models(
     found = {"fast_bytes": _peak(fast, metric)}
     if "code" in row:
         trace = trace_model(model, request, cache_folder=_CACHE)
-        instead = replace(setup, log=trace.log_for(row["micro_batch_size"]), traces_own_model=False)
+        by_name = replace(setup.use, is_own=False)
+        instead = replace(setup, log=trace.log_for(row["micro_batch_size"]), use=by_name)
         found["by_transformers_bytes"] = _peak(estimate_memory(instead, gpu=gpu), metric)
     return found
 

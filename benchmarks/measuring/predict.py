@@ -23,6 +23,7 @@ from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL
 from zerofit.planning.estimate.device_memory.optimizers import STATES
 from zerofit.planning.estimate.engines.engine import BUFFERS, WEIGHTS, Setup
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.training_estimator import OTHER_DEVICES, trace_request_for
 
@@ -114,7 +115,10 @@ class Predictor:
         workload = Workload(
             sequence_length=run.sequence_length, is_padded=True, keeps_outputs=self.keeps_outputs
         )
-        request = trace_request_for(run.strategy, workload, self._gpu, own_weights=self.weights)
+        is_packed = run.strategy.quantization is not None
+        weights = run.strategy.precision if is_packed and run.strategy.precision else self.weights
+        use = ModelUse(is_own=True, weights=weights)
+        request = trace_request_for(run.strategy, workload, self._gpu, use=use)
         if self.weights is not Precision.FP32:  # the loop casts nothing
             request = replace(request, autocast=None)
         folder = default_cache_folder(os.environ, Path.home())

@@ -35,7 +35,7 @@ from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Strategy
 from zerofit.core.supported import packages_of
 from zerofit.planning.estimate.device_memory.optimizers import STATES, Stepped, optimizer_of
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.make_problem import own_stepper
+from zerofit.planning.estimate.model_use import own_stepper
 from zerofit.planning.plan_labels import label
 from zerofit.scripts.source.names import optimizer_id
 from zerofit.training.setup.optimizer_kinds import make

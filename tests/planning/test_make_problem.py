@@ -26,7 +26,7 @@ from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES, Stepper
-from zerofit.planning.make_problem import own_stepper
+from zerofit.planning.estimate.model_use import own_stepper
 from zerofit.planning.options import Allow
 from zerofit.planning.subject import captured_subject
 from zerofit.planning.training_estimator import TrainingEstimator
@@ -378,8 +378,8 @@ def test_the_models_own_dimensions_are_planned_with() -> None:
     facts = model(num_trainable_parameters=1_000_000)
     problem = captured_problem(replace(capture(), model=captured_model(facts=facts)))
     assert problem.model is facts
-    assert problem.own_optimizer == of.FOREACH_ADAMW
-    assert captured_problem(capture(optimizers=(optimizer(fused=True),))).own_optimizer == of.FUSED_ADAMW
+    assert problem.use.optimizer == of.FOREACH_ADAMW
+    assert captured_problem(capture(optimizers=(optimizer(fused=True),))).use.optimizer == of.FUSED_ADAMW
     assert problem.host_bytes == 512 * GIB
 
 
@@ -475,9 +475,7 @@ def test_a_model_whose_class_is_called_lies_whole_in_every_ranks_memory() -> Non
     called = captured_problem(capture(model_loads_weights=False, model_is_made_whole=True))
     from_config = captured_problem(capture(model_loads_weights=False))
     loaded = captured_problem(capture())
-    found = [
-        (one.subject.loads_weights, one.subject.makes_model_first) for one in (called, from_config, loaded)
-    ]
+    found = [(one.use.loads_weights, one.use.makes_model_first) for one in (called, from_config, loaded)]
     assert found == [(False, True), (False, False), (True, False)]
 
 

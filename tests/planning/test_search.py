@@ -22,6 +22,7 @@ from zerofit.core.estimates import (
 from zerofit.core.strategy import Buckets, OffloadDevice, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.replay import replay_live
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.options import Allow
 from zerofit.planning.plan_reasons import plan_of, why_it_loses
 from zerofit.planning.run_spec import RunSpec
@@ -274,7 +275,7 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         allow=frozenset({Allow.LORA, Allow.FREEZE, Allow.ADAFACTOR}),
         spec=spec_of(precision=dice.choice([None, Precision.FP32, Precision.FP16])),
         expandable_segments=dice.random() < 0.5,
-        makes_model_first=dice.random() < 0.5,
+        use=ModelUse(makes_model_first=dice.random() < 0.5),
     )
     estimator = replays(asked)
     for strategy in dice.sample(candidates(asked).strategies, 16):
@@ -318,12 +319,12 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
     found = {placement_of(one): one for one in candidates(asked).strategies}
     strategy = next(one for one in found.values() if one.zero_stage == 3 and not one.offloads)
 
-    def totals(**fields: bool) -> list[int]:
+    def totals(**fields: Any) -> list[int]:
         told = problem(num_gpus=2, memory_gib=8, global_batch_size=8, sequence_length=300, **fields)
         estimator = replays(told)
         return [phase.total_bytes for phase in estimator.estimate(strategy).estimate.device.phases]
 
-    assert totals(makes_model_first=True) != totals()
+    assert totals(use=ModelUse(makes_model_first=True)) != totals()
     assert totals(expandable_segments=True) != totals()
 
 

@@ -9,6 +9,7 @@ import pytest
 from zerofit.core.allocation_log import Packing
 from zerofit.core.facts import GpuSpec, Workload
 from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.training_estimator import trace_request_for
 
 _GPU = GpuSpec(name="any", memory_bytes=1, compute_capability=(8, 6))
@@ -84,29 +85,29 @@ def test_deepspeed_casts_adapters_but_beside_a_model_made_under_zero_init(
 def test_without_deepspeed_weights_stay_as_the_script_makes_them(
     strategy: Strategy, weights: Precision, autocast: Precision | None
 ) -> None:
-    request = trace_request_for(strategy, Workload(), _GPU, own_weights=Precision.FP16)
+    request = trace_request_for(strategy, Workload(), _GPU, use=ModelUse(weights=Precision.FP16))
     assert (request.weights, request.autocast) == (weights, autocast)
 
 
 def test_the_scripts_own_adapters_and_frozen_parts_count_as_a_strategys() -> None:
-    asked = {"has_adapters": True, "has_frozen": True}
-    stage_2 = trace_request_for(Strategy(**_BF16, **_STAGE_2), Workload(), _GPU, **asked)
-    stage_3 = trace_request_for(Strategy(**_BF16, **_STAGE_3), Workload(), _GPU, **asked)
+    use = ModelUse(has_adapters=True, has_frozen=True)
+    stage_2 = trace_request_for(Strategy(**_BF16, **_STAGE_2), Workload(), _GPU, use=use)
+    stage_3 = trace_request_for(Strategy(**_BF16, **_STAGE_3), Workload(), _GPU, use=use)
     assert (stage_2.adapters, stage_2.saves_linear_inputs) == (Precision.BF16, False)
     assert (stage_3.adapters, stage_3.saves_linear_inputs) == (Precision.FP32, True)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "loaded_in", "unpacks_to"),
+    ("strategy", "weights", "unpacks_to"),
     [
         (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), Precision.FP16, Precision.FP16),
         (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), Precision.BF16, None),
-        (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), None, None),
+        (Strategy(**_BF16, lora=Lora(), quantization=Quantization.NF4), Precision.FP32, Precision.FP32),
         (Strategy(**_BF16, lora=Lora()), Precision.FP16, None),
     ],
 )
 def test_quantized_weights_are_unpacked_to_the_format_of_their_checkpoint(
-    strategy: Strategy, loaded_in: Precision | None, unpacks_to: Precision | None
+    strategy: Strategy, weights: Precision, unpacks_to: Precision | None
 ) -> None:
-    request = trace_request_for(strategy, Workload(), _GPU, loaded_in=loaded_in)
+    request = trace_request_for(strategy, Workload(), _GPU, use=ModelUse(weights=weights))
     assert request.packing == Packing(unpacks_to=unpacks_to)

@@ -10,9 +10,11 @@ from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
 from zerofit.core.overrides import overrides
 from zerofit.core.plan import Topology
+from zerofit.core.strategy import Precision
 from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.estimate.model_use import use_of_named
 from zerofit.planning.options import MachineFlags, ModelFlags
 from zerofit.planning.problem import Problem
 from zerofit.planning.run_spec import RunSpec
@@ -89,7 +91,11 @@ def subject(facts: ModelFacts | None = None, *, sequence_length: int = 1024, **f
     """Return a named model that nothing can trace."""
     described = facts or model()
     samples = Workload(sequence_length=sequence_length)
-    ordinary: dict[str, Any] = {"said": f"--model {described.name}", "name": described.name}
+    ordinary: dict[str, Any] = {
+        "said": f"--model {described.name}",
+        "name": described.name,
+        "use": use_of_named(described, Precision.FP32),
+    }
     return Subject(**{**ordinary, "facts": described, "samples": samples, **fields})
 
 

@@ -300,8 +300,9 @@ def _precisions(problem: Problem, engine: Engine, base: Strategy) -> tuple[Preci
     own, script = problem.own_precision, problem.script
     if own is None or script is None or problem.said.has("precision"):
         return (base.precision,)
-    if engine is Engine.DEEPSPEED and script.weights is not Precision.FP32:
-        return (script.weights,)  # in fp32 DeepSpeed refuses weights of another format (_check_params)
+    if engine is Engine.DEEPSPEED and problem.use.weights is not Precision.FP32:
+        # In fp32 DeepSpeed refuses weights of another format (_check_params).
+        return (problem.use.weights,)
     return tuple(dict.fromkeys((own, base.precision)))
 
 
@@ -312,7 +313,7 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
     if offloads:
         return (None,)  # DeepSpeed's CPU Adam replaces it
     adafactor = (OptimizerName.ADAFACTOR,) if Allow.ADAFACTOR in problem.allow else ()
-    is_fused = problem.own_optimizer == FUSED_ADAMW
+    is_fused = problem.use.optimizer == FUSED_ADAMW
     fused = () if is_fused else (OptimizerName.ADAMW,)
     choices = (None, *fused, OptimizerName.ADAMW_8BIT, *adafactor)
     return problem.constraints.among("optimizer", choices)

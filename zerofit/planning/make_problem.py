@@ -13,10 +13,10 @@ from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.batch import split_global_batch
 from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import UserError
-from zerofit.core.optimizers.lookup import memory_of, optimizer_of_class
+from zerofit.core.optimizers.lookup import optimizer_of_class
 from zerofit.core.overrides import FLAGS, Overrides
-from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import format_bytes
+from zerofit.planning.estimate.model_use import own_stepper
 from zerofit.planning.options import Allow
 from zerofit.planning.problem import Problem, Script
 from zerofit.planning.samples import notes_on_samples
@@ -25,16 +25,11 @@ from zerofit.planning.stages import with_stage_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.capture import Capture, CapturedOptimizer
+    from zerofit.core.capture import Capture
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.plan import Topology
-    from zerofit.planning.estimate.device_memory.optimizers import Stepper
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.subject import Subject
-
-
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes per element; packed and 8-bit weights take at most 1."""
 
 
 def problem_of(
@@ -154,20 +149,12 @@ def _is_in_4_bit(capture: Capture) -> bool:
 
 def script_on_ranks(capture: Capture, topology: Topology, said: Overrides) -> Script:
     """Return a captured script with the facts that depend on its ranks."""
-    model = capture.model
-    dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
-    stepper, note = own_stepper(capture.optimizer)
     return Script(
         capture=capture,
         constraints=constraints_of(capture, topology=topology).beside(said),
         micro_batch_size=micro_batch_of(capture, topology),
-        optimizer=stepper,
         optimizer_id=optimizer_of_class(capture.optimizer.class_path) if capture.optimizer else None,
-        optimizer_note=note,
-        weights=DTYPES.get(model.weight_dtype, Precision.FP32),
-        weight_bytes=0
-        if model.is_quantized
-        else min(_BYTES.get(name, 1) for name in dtypes or {model.weight_dtype}),
+        optimizer_note=own_stepper(capture.optimizer)[1],
     )
 
 
@@ -242,28 +229,3 @@ def _other_global_batch(capture: Capture, script: Script, asked: int, topology: 
         fix="leave out --global-batch-size"
         + (f", or set in the script {' or '.join(changes)}" if changes else ", or change it in the script"),
     )
-
-
-def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
-    """Return the kind as which estimates count a script's optimizer, and the assumption made.
-
-    Args:
-        optimizer: None if the script has several or none.
-
-    Returns:
-        The kind, and a sentence that is empty if nothing is assumed.
-    """
-    if optimizer is None:
-        return None, "the optimizer is counted as AdamW, as none or several were seen"
-    settings = optimizer.groups[0].settings if optimizer.groups else {}
-    memory, is_exact = memory_of(optimizer.class_path, settings)
-    if optimizer.steps is not None and not is_exact:
-        return optimizer.steps, ""
-    name = optimizer_of_class(optimizer.class_path).rpartition(".")[2]
-    if memory is None:
-        return None, f"{name} is counted as AdamW: what it keeps is not known"
-    if memory.is_paged:
-        return memory, f"the pages of {name} are counted on the host, where the driver may move them"
-    if name.startswith("Paged"):
-        return memory, f"the pages of {name} are counted as if they stayed on the GPU"
-    return memory, ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
     from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
-    from zerofit.planning.estimate.device_memory.optimizers import Stepper
+    from zerofit.planning.estimate.model_use import ModelUse
     from zerofit.planning.options import Allow
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.subject import Subject
@@ -36,16 +36,10 @@ class Script:
     """Without those that the user's flags override."""
     micro_batch_size: int | None
     """Samples per rank in one forward pass of the unchanged script; None if unknown."""
-    optimizer: Stepper
-    """The kind of its optimizer."""
     optimizer_id: str | None
     """Id of its optimizer in zerofit/core/optimizers/table.py; None if there are several or none."""
     optimizer_note: str
     """The assumption about its optimizer, in one sentence; empty for none."""
-    weights: Precision
-    """Format in which the script creates most of its weights."""
-    weight_bytes: int
-    """Bytes per element of the narrowest weights; 0 if they are packed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +66,11 @@ class Problem:
     def model(self) -> ModelFacts:
         """The model's dimensions."""
         return self.subject.facts
+
+    @property
+    def use(self) -> ModelUse:
+        """How the script makes and feeds the model."""
+        return self.subject.use
 
     @property
     def said(self) -> Overrides:
@@ -105,38 +104,11 @@ class Problem:
         return None if "precision" in self.constraints.settled() else Precision.FP32
 
     @property
-    def own_optimizer(self) -> Stepper:
-        """The script's own optimizer; foreach AdamW if unknown."""
-        return self.script.optimizer if self.script is not None else None
-
-    @property
-    def other_weight_bytes(self) -> int:
-        """Bytes of the script's other models, such as a reference model, on each GPU."""
-        return self.script.capture.other_weight_bytes if self.script is not None else 0
-
-    @property
     def passes_per_step(self) -> int:
         """Forward passes per optimizer step that a pipeline splits into micro-batches."""
         if self.script is None or self.script.capture.trainer_accumulates(self.topology.data_parallel_size):
             return 1
         return self.script.capture.passes_per_step
-
-    @property
-    def rows_per_sample(self) -> int:
-        """Rows of the model's batch per sample."""
-        return self.script.capture.rows_per_sample if self.script is not None else 1
-
-    @property
-    def weights(self) -> Precision:
-        """Format in which the weights are created or loaded."""
-        return self.script.weights if self.script is not None else self.subject.loaded_in
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes per element of the narrowest weights."""
-        if self.script is not None:
-            return self.script.weight_bytes
-        return 4 if self.subject.loaded_in is Precision.FP32 else 2
 
     @property
     def card_bytes(self) -> int:

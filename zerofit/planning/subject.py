@@ -17,6 +17,7 @@ from zerofit.core.supported import release_of
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
+from zerofit.planning.estimate.model_use import ModelUse, use_in_script, use_of_named
 from zerofit.planning.options import Loop
 from zerofit.planning.samples import samples_of
 from zerofit.scripts.capture_summary import capture_lines
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     Tracer = Callable[[TraceRequest, Callable[[str], None]], Trace]
 
 _NO_SAMPLES = Workload()
+_ANY_USE = ModelUse()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,8 @@ class Subject:
     """The capture of the script, with the engine that runs it without zerofit; None for a named model."""
     samples: Workload = _NO_SAMPLES
     """Lengths and padding of the samples; the global batch depends on the ranks."""
-    makes_model_first: bool = False
-    """True if the script creates its model outside zero.Init, so that stage 3 gets it whole."""
-    loads_weights: bool = True
-    """True if weights come from a checkpoint; else each rank initializes them in its own memory."""
-    loaded_in: Precision = Precision.FP32
-    """Format in which a model given by --model is loaded."""
+    use: ModelUse = _ANY_USE
+    """How the script makes and feeds the model."""
     notes: tuple[str, ...] = ()
     """Assumptions, one sentence each."""
     lines: tuple[str, ...] = ()
@@ -110,8 +108,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
             is_padded=options.is_padded is not False,
             keeps_outputs=(options.loop or (Loop.TRAINER if is_trainer else None)) is not Loop.TRAINER,
         ),
-        makes_model_first=makes_model_first(read),
-        loaded_in=loaded_in,
+        use=use_of_named(facts, loaded_in, makes_model_first=makes_model_first(read)),
         notes=(*notes, *([note] if note else [])),
         tracer=partial(_trace_named, source),
     )
@@ -157,8 +154,7 @@ def subject_of_capture(capture: Capture) -> Subject:
         facts=model.facts,
         capture=capture,
         samples=samples_of(capture),
-        makes_model_first=model.is_made_whole or not model.is_transformers,
-        loads_weights=model.loads_weights,
+        use=use_in_script(capture),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
+from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
@@ -23,6 +24,7 @@ from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, TRACED_TERMS, Setup
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.memory_bounds import (
     Lines,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog, Trace
     from zerofit.core.estimates import StepTime
     from zerofit.core.facts import GpuSpec, Workload
-    from zerofit.core.plan import Topology
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.replay import TapePeak
@@ -78,7 +79,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             problem.smallest_gpu,
             problem.topology,
             problem.versions,
-            other_weight_bytes=problem.other_weight_bytes,
+            other_weight_bytes=problem.use.other_weight_bytes,
         )
         """Memory of each GPU outside PyTorch's allocator."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
@@ -97,7 +98,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             strategy,
             self._problem.model,
             self._problem.topology,
-            weight_bytes=self._problem.weight_bytes,
+            weight_bytes=self._problem.use.narrowest_weight_bytes,
         )
         return self._least_states(strategy) + gradients
 
@@ -116,8 +117,8 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             strategy,
             problem.model,
             problem.topology,
-            own_optimizer=problem.own_optimizer,
-            weight_bytes=problem.weight_bytes,
+            own_optimizer=problem.use.optimizer,
+            weight_bytes=problem.use.narrowest_weight_bytes,
         )
         return self._outside_bytes + states
 
@@ -282,7 +283,6 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
     def _setup(self, strategy: Strategy, stage: int = -1) -> Setup:
         """Return the setup of a rank; ``stage`` counts from 0, or from -1 backwards."""
         problem = self._problem
-        script = problem.script
         log, topology = self._log(strategy, stage), problem.topology
         cuts = topology.num_replicas < topology.world_size
         kept = sum(parameter.num_elements for parameter in log.parameters) if cuts else 0
@@ -291,23 +291,24 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             strategy=strategy,
             topology=topology,
             versions=problem.versions,
+            use=problem.use,
             keeps_outputs=problem.workload.keeps_outputs and topology.pipeline_parallel_size == 1,
             compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
             gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
-            makes_model_first=problem.subject.makes_model_first,
-            loads_weights=problem.subject.loads_weights,
             expandable_segments=problem.spec.options.expandable_segments,
-            own_optimizer=problem.own_optimizer,
-            has_own_adapters=script is not None and bool(script.capture.model.adapters),
             cut_elements=max(0, problem.model.num_parameters - kept) if cuts else 0,
-            other_weight_bytes=problem.other_weight_bytes,
-            rows_per_sample=problem.rows_per_sample,
-            traces_own_model=script is not None,
             stage=_stage_of(problem, stage),
         )
 
     def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
-        request = _request_for(strategy, self._problem)
+        problem = self._problem
+        request = trace_request_for(
+            strategy,
+            problem.workload,
+            problem.smallest_gpu,
+            use=problem.use,
+            topology=problem.topology,
+        )
         if request.pipeline_parallel_size > 1:
             request = replace(request, pipeline_place=stage % request.pipeline_parallel_size)
         if request not in self._traces:
@@ -356,28 +357,13 @@ def _stage_of(problem: Problem, number: int) -> Stage | None:
     blocks = topology.stage_blocks[place::num_ranks] if topology.is_interleaved else ()
     assert blocks or not topology.is_interleaved
     tokens = problem.workload.sequence_length or _NO_TOKENS
-    width = 4 if problem.weights is Precision.FP32 else 2  # of the residual stream, under autocast too
+    width = 4 if problem.use.weights is Precision.FP32 else 2  # of the residual stream, also with autocast
     return Stage(
         number=place,
         num_ranks=num_ranks,
         blocks=blocks,
         passes=problem.passes_per_step,
-        hidden_bytes_per_sample=problem.rows_per_sample * tokens * problem.model.hidden_size * width,
-    )
-
-
-def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
-    script = problem.script
-    is_scaled = script is None and strategy.precision is Precision.FP16  # GradScaler refuses fp16 weights
-    return trace_request_for(
-        strategy,
-        problem.workload,
-        problem.smallest_gpu,
-        own_weights=Precision.FP32 if is_scaled else problem.weights,
-        has_adapters=script is not None and bool(script.capture.model.adapters),
-        has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
-        topology=problem.topology,
-        loaded_in=problem.weights,
+        hidden_bytes_per_sample=problem.use.rows_per_sample * tokens * problem.model.hidden_size * width,
     )
 
 
@@ -409,7 +395,7 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
     samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
     source = 0 if model.hears else workload.sequence_length
     target = (workload.target_length or workload.sequence_length) if model.num_decoder_layers else 0
-    rows = samples * problem.rows_per_sample * problem.topology.data_parallel_size
+    rows = samples * problem.use.rows_per_sample * problem.topology.data_parallel_size
     return rows * (source + target)
 
 
@@ -419,16 +405,17 @@ _NO_TOKENS = 1
 """The sequence length of a model without tokens."""
 
 
+_ANY_USE = ModelUse()
+_ONE_RANK = Topology()
+
+
 def trace_request_for(
     strategy: Strategy,
     workload: Workload,
     gpu: GpuSpec,
     *,
-    own_weights: Precision = Precision.FP32,
-    has_adapters: bool = False,
-    has_frozen: bool = False,
-    topology: Topology | None = None,
-    loaded_in: Precision | None = None,
+    use: ModelUse = _ANY_USE,
+    topology: Topology = _ONE_RANK,
 ) -> TraceRequest:
     """Return the request for a strategy's allocation log.
 
@@ -440,21 +427,20 @@ def trace_request_for(
     peft creates adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
     runtime/engine.py, _cast_module_mixed_precision), unless the model was created under zero.Init, as at
     stage 3.
-
-    Args:
-        loaded_in: format of the checkpoint's weights, which bitsandbytes unpacks to; None for the strategy's.
+    A named model under fp16 is loaded in fp32, as GradScaler refuses fp16 weights.
     """
     precision = strategy.precision or Precision.FP32
     weights, autocast = precision, None
     if strategy.engine is Engine.NATIVE:
-        weights = own_weights
+        is_scaled = precision is Precision.FP16 and not use.is_own
+        weights = Precision.FP32 if is_scaled else use.weights
         if precision is not Precision.FP32:
-            weights, autocast = (precision if strategy.lora else own_weights), precision
+            weights, autocast = (precision if strategy.lora else weights), precision
     is_stage_3 = strategy.zero_stage is ZeroStage.PARAMETERS
-    adapts = strategy.lora is not None or has_adapters
+    adapts = strategy.lora is not None or use.has_adapters
     casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
-    is_frozen = strategy.lora is not None or bool(strategy.freeze) or has_frozen
-    stages = topology.pipeline_parallel_size if topology else 1
+    is_frozen = strategy.lora is not None or bool(strategy.freeze) or use.has_frozen
+    stages = topology.pipeline_parallel_size
     return TraceRequest(
         sequence_length=workload.sequence_length or _NO_TOKENS,
         target_length=workload.target_length,
@@ -470,14 +456,14 @@ def trace_request_for(
         lora=strategy.lora,
         quantization=strategy.quantization,
         packing=Packing(
-            unpacks_to=loaded_in if strategy.quantization and loaded_in is not precision else None
+            unpacks_to=use.weights if strategy.quantization and use.weights is not precision else None
         ),
         keeps_outputs=workload.keeps_outputs and stages == 1,  # a pipeline returns the loss alone
         saves_linear_inputs=is_stage_3 and is_frozen,
-        tensor_parallel_size=topology.tensor_parallel_size if topology else 1,
-        sequence_parallel_size=topology.sequence_parallel_size if topology else 1,
+        tensor_parallel_size=topology.tensor_parallel_size,
+        sequence_parallel_size=topology.sequence_parallel_size,
         pipeline_parallel_size=stages,
-        stage_blocks=topology.stage_blocks if topology else (),
+        stage_blocks=topology.stage_blocks,
     )
 
 

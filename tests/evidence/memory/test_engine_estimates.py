@@ -29,6 +29,7 @@ from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
+from zerofit.planning.estimate.model_use import ModelUse
 
 if TYPE_CHECKING:
     from memory.cases import Case
@@ -117,8 +118,7 @@ def _setup(case: Case, rank: int = 0) -> Setup:
         ),
         stage=stage,
         versions=Versions(python="3.11", zerofit="0", deepspeed="0.19.8"),
-        makes_model_first=not case.zero_init,
-        loads_weights=False,
+        use=ModelUse(makes_model_first=not case.zero_init, loads_weights=False),
     )
 
 

@@ -24,6 +24,7 @@ from zerofit.planning.estimate.host_memory import (
     estimate_host_memory,
     nvme_bytes_needed,
 )
+from zerofit.planning.estimate.model_use import ModelUse
 
 _MODEL = ModelFacts(
     name="made",
@@ -123,7 +124,7 @@ def _held(setup: Setup, phase: RunPhase, *, dtype: str, machine: Machine = _MACH
 
 
 _NATIVE = replace(setup_of(_LOG, 0, ranks=4), strategy=Strategy())
-_MADE = {"loads_weights": False, "makes_model_first": True}
+_MADE = {"use": ModelUse(loads_weights=False, makes_model_first=True)}
 """A model whose class the script calls."""
 
 
@@ -138,11 +139,8 @@ _MADE = {"loads_weights": False, "makes_model_first": True}
         (_NATIVE, "float32", {"checkpoint": 4, "weights": 4 * 2}),  # a type that is not the file's is a copy
         (replace(setup_of(_LOG, 2, ranks=4), **_MADE), "float32", {"weights": 4 * 4}),  # each rank's own
         (replace(setup_of(_LOG, 3, ranks=4), **_MADE), "float32", {"weights": 4 * 4}),
-        (
-            replace(setup_of(_LOG, 3, ranks=4), loads_weights=False),
-            "float32",
-            {},
-        ),  # partitioned as it is made
+        # Partitioned as it is made:
+        (replace(setup_of(_LOG, 3, ranks=4), use=ModelUse(loads_weights=False)), "float32", {}),
     ],
 )
 def test_loading(setup: Setup, dtype: str, expected: dict[str, int]) -> None:
@@ -158,7 +156,7 @@ def test_a_model_made_first_is_cast_whole_on_every_rank_at_stage_3() -> None:
     setup = setup_of(_LOG, 3, ranks=4)
     held = [
         _held(one, RunPhase.INITIALISE, dtype="float32").get("cast weights", 0)
-        for one in (setup, replace(setup, makes_model_first=True))
+        for one in (setup, replace(setup, use=ModelUse(makes_model_first=True)))
     ]
     assert held == [0, 4 * 2]
 
@@ -288,7 +286,7 @@ def test_terms_are_never_negative_and_all_explained(
     offload = "" if stage == 0 else offload if stage == 3 else offload[:1]
     setup = replace(
         setup_of(log, stage, ranks=ranks, offload=offload, gradient_accumulation_steps=accumulation),
-        makes_model_first=makes_model_first,
+        use=ModelUse(makes_model_first=makes_model_first),
     )
     machine = replace(_MACHINE, host_memory_available_bytes=available)
     for phase in estimate_host_memory(setup, model=_MODEL, machine=machine).phases:

@@ -22,6 +22,7 @@ from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
+from zerofit.planning.estimate.model_use import ModelUse
 
 _VERSIONS = Versions(python="3.11", zerofit="0")
 _LAWS = settings(max_examples=40, deadline=None)
@@ -83,7 +84,7 @@ def test_terms_sum_to_what_is_reserved_and_what_is_outside(
     makes_model_first: bool,
 ) -> None:
     strategy = replace(strategy, engine=engine[0], zero_stage=engine[1])
-    setup = replace(_setup(log, strategy, ranks=ranks), makes_model_first=makes_model_first)
+    setup = replace(_setup(log, strategy, ranks=ranks), use=ModelUse(makes_model_first=makes_model_first))
     setup = replace(setup, expandable_segments=expandable)
     estimate = estimate_memory(setup, gpu=gpu)
     room = gpu.usable_bytes - (estimate.peak.held_by(Holder.OUTSIDE))
@@ -148,7 +149,8 @@ def test_a_scripts_other_models_are_there_in_every_phase() -> None:
     for ranks in (1, 2):
         setup = _setup(layered_log(), Strategy(), ranks=ranks)
         alone, beside = (
-            estimate_memory(replace(setup, other_weight_bytes=one), gpu=gpu) for one in (0, 5 * GIB)
+            estimate_memory(replace(setup, use=ModelUse(other_weight_bytes=num_bytes)), gpu=gpu)
+            for num_bytes in (0, 5 * GIB)
         )
         assert [phase.total_bytes - 5 * GIB for phase in beside.phases] == [
             phase.total_bytes for phase in alone.phases
@@ -157,7 +159,8 @@ def test_a_scripts_other_models_are_there_in_every_phase() -> None:
         named = [[term.name for term in phase.terms].count(OTHER_MODELS) for phase in beside.phases]
         assert named == [1] * len(_PHASES)
         limit = beside.peak_bytes - 1 * GIB
-        assert estimate_within(replace(setup, other_weight_bytes=5 * GIB), gpu=gpu, limit_bytes=limit) is None
+        fuller = replace(setup, use=ModelUse(other_weight_bytes=5 * GIB))
+        assert estimate_within(fuller, gpu=gpu, limit_bytes=limit) is None
 
 
 def test_a_sketch_is_a_fraction_of_the_run() -> None:
@@ -266,5 +269,5 @@ def test_the_uncertainty_goes_by_ranks_by_whose_model_was_traced_and_by_its_form
 ) -> None:
     gpu = GpuSpec(name="made", memory_bytes=GIB, compute_capability=(8, 0))
     setup = _setup(layered_log(), Strategy(quantization=quantization), ranks=ranks)
-    estimate = estimate_memory(replace(setup, traces_own_model=own_model), gpu=gpu)
+    estimate = estimate_memory(replace(setup, use=ModelUse(is_own=own_model)), gpu=gpu)
     assert estimate.uncertainty == uncertainty

@@ -10,6 +10,7 @@ from zero_plays import peaks, played, setup_of
 
 from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.device_memory.memory import play_strategy
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.subject import makes_model_first
 from zerofit.scripts.source.read_script import read_script
 
@@ -61,7 +62,7 @@ def test_without_a_script_the_model_is_taken_to_come_after() -> None:
 def test_the_whole_model_is_in_the_estimate_of_initialise_and_in_its_formula() -> None:
     log = layered_log(bytes_per_element=2)
     setup = setup_of(log, 3, ranks=4)
-    first = replace(setup, makes_model_first=True)
+    first = replace(setup, use=ModelUse(makes_model_first=True))
     whole = 2 * sum(one.num_elements for one in log.parameters)
     held = [peaks(played(one), "weights")[RunPhase.INITIALISE] for one in (setup, first)]
     assert held[0] == whole // 4

@@ -14,6 +14,7 @@ from zerofit.core.strategy import Buckets
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import play
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
+from zerofit.planning.estimate.model_use import ModelUse
 
 _SIZE = 1 << 16
 _LAYERS = tuple(LayerSizes(elements=(_SIZE, _SIZE)) for _ in range(4))
@@ -144,7 +145,7 @@ def test_a_model_partitioned_after_loading_lies_whole_on_the_gpu_at_first() -> N
     largest = []
     for makes_model_first in (False, True):
         tape = Tape()
-        play(DeepSpeedStage3(replace(setup, makes_model_first=makes_model_first), tape))
+        play(DeepSpeedStage3(replace(setup, use=ModelUse(makes_model_first=makes_model_first)), tape))
         largest.append(peaks(tape, "weights", "gathered weights"))
     # The last parameter is made in fp32, and cast, beside the parts of the others.
     assert largest[0][RunPhase.LOAD] == (_WHOLE - 2 * _SIZE) // 4 + (4 + 2) * _SIZE

@@ -120,7 +120,7 @@ class HostRank:
         self._is_deepspeed = strategy.engine is Engine.DEEPSPEED
         self._stage = strategy.zero_stage if self._is_deepspeed else ZeroStage.NOTHING
         self._loaded = loaded_bytes_per_element
-        self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.makes_model_first
+        self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.use.makes_model_first
         self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
         self._pins = strategy.pin_memory
         self._parts = [-(-size // self._num_ranks) for size in self._sizes]
@@ -155,17 +155,17 @@ class HostRank:
         """
         if self._is_partitioned:
             self._partition_weights()
-        if self._setup.loads_weights and self._rank == 0:
+        if self._setup.use.loads_weights and self._rank == 0:
             elements = sum(self._sizes) + self._setup.cut_elements
             self._checkpoint = [self.ledger.take(elements * self._loaded, CHECKPOINT)]
         if self._is_partitioned:
             self._close_checkpoint()
             return
         for number, size in enumerate(self._sizes):
-            is_mapped = self._setup.loads_weights and self._loaded_bytes_of(number) == self._loaded
+            is_mapped = self._setup.use.loads_weights and self._loaded_bytes_of(number) == self._loaded
             num_bytes = 0 if is_mapped else size * self._loaded_bytes_of(number)
             self._weights.append(self.ledger.take(num_bytes, WEIGHTS))
-        if not self._setup.loads_weights:
+        if not self._setup.use.loads_weights:
             self._cut = [self.ledger.take(self._setup.cut_elements * self._loaded, WEIGHTS)]
 
     def _loaded_bytes_of(self, number: int) -> int:

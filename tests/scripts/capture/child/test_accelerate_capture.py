@@ -10,7 +10,7 @@ import pytest
 from zerofit.core.capture import for_plan
 from zerofit.core.command import Route
 from zerofit.core.optimizers.memory import CPU_OFFLOAD, PAGED_ADAMW_8BIT
-from zerofit.planning.make_problem import own_stepper
+from zerofit.planning.estimate.model_use import own_stepper
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     compared adds to it.
     """
     by_name = QUANTIZED_BY_NAME if setup.strategy.quantization else BY_NAME
-    alone = BY_OWN_MODEL if setup.traces_own_model else by_name
+    alone = BY_OWN_MODEL if setup.use.is_own else by_name
     uncertainty, source = _MANY_RANKS if has_nccl else alone
     if setup.stage is not None:
         uncertainty, source = _IN_STAGES
@@ -123,7 +123,9 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
 
 def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
     """Return the engine with the whole run on its tape, and the terms outside PyTorch's allocator."""
-    terms = non_torch_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
+    terms = non_torch_terms(
+        gpu, setup.topology, setup.versions, other_weight_bytes=setup.use.other_weight_bytes
+    )
     here = replace(
         setup,
         compute_capability=gpu.compute_capability or setup.compute_capability,
@@ -144,7 +146,7 @@ def tensor_terms(
     Args:
         traced: (formula, source) of the terms that come from the log.
     """
-    terms, rows = [], engine.setup.rows_per_sample
+    terms, rows = [], engine.setup.use.rows_per_sample
     of_rows = f"bytes per sample ({rows} rows at the model)" if rows > 1 else "bytes per sample"
     for name, num_bytes in peak.live:
         formula, source = engine.explain(name) or traced[name]

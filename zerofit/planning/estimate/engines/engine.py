@@ -11,6 +11,7 @@ from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
 from zerofit.planning.estimate.device_memory.optimizers import optimizer_of
 from zerofit.planning.estimate.engines.stage import events_by_stage, events_of_every_stage
+from zerofit.planning.estimate.model_use import ModelUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Versions
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
-    from zerofit.planning.estimate.device_memory.optimizers import Optimizer, Stepper
+    from zerofit.planning.estimate.device_memory.optimizers import Optimizer
     from zerofit.planning.estimate.device_memory.replay import Tape
     from zerofit.planning.estimate.engines.stage import PassEvents, Stage
 
@@ -31,16 +32,20 @@ MAX_PLAYED_MICRO_BATCHES = 3
 """Micro-batches of a step that are played at most: the first, the second, and the last with its boundary.
 Those in between repeat the second."""
 
+_ANY_USE = ModelUse()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an engine plays: the log, the strategy, the ranks, and how the script loads its model."""
+    """What an engine plays: the log of a model, the strategy, the ranks and the GPU."""
 
     log: AllocationLog
     strategy: Strategy
     """With micro_batch_size and gradient_accumulation_steps filled in."""
     topology: Topology
     versions: Versions
+    use: ModelUse = _ANY_USE
+    """How the script makes and feeds the model whose log it is."""
     trains: bool = True
     """True if there are gradients and an optimizer."""
     keeps_outputs: bool = False
@@ -49,31 +54,17 @@ class Setup:
     """Of the GPU; decides the size of cuBLAS's workspace."""
     gpu_memory_bytes: int | None = None
     """GPU memory available to PyTorch, which decides where DeepSpeed flattens weights; None means enough."""
-    makes_model_first: bool = False
-    """True if the script makes its model before anything that enables ZeRO stage 3's zero.Init."""
-    loads_weights: bool = True
-    """True if weights come from a checkpoint; else each rank initialises them in its own host memory."""
     expandable_segments: bool = False
     """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
-    own_optimizer: Stepper = None
-    """The script's own optimizer, used where the strategy names none."""
-    has_own_adapters: bool = False
-    """True if the script's model has adapters of its own."""
     cut_elements: int = 0
     """Elements that each rank loads and then drops, as it keeps a part of whole parameters."""
-    other_weight_bytes: int = 0
-    """Bytes per GPU of the script's models beside the one that it trains."""
-    rows_per_sample: int = 1
-    """Rows of the model's input per sample: two for a preference pair."""
-    traces_own_model: bool = False
-    """True if the log is of the script's own model, not of the class that its name stands for."""
     stage: Stage | None = None
     """The rank's stages of a pipeline, whose log it is; None without a pipeline."""
 
     @property
     def trains_adapters(self) -> bool:
         """True if adapters train in place of the weights."""
-        return self.strategy.lora is not None or self.has_own_adapters
+        return self.strategy.lora is not None or self.use.has_adapters
 
     @property
     def trained(self) -> list[int]:
@@ -95,7 +86,7 @@ class Setup:
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer that the strategy names, or the script's own."""
-        return optimizer_of(self.strategy, self.own_optimizer)
+        return optimizer_of(self.strategy, self.use.optimizer)
 
     @property
     def micro_batch_size(self) -> int:

@@ -314,7 +314,7 @@ class DeepSpeedStage3(DeepSpeedEngine):
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
-        self._partitions_at_load = not setup.makes_model_first
+        self._partitions_at_load = not setup.use.makes_model_first
         self._gatherer = Gatherer(self)
         self._offloads_params = setup.strategy.param_offload is not OffloadDevice.NONE
         self._parts: dict[int, list[int]] = {}
