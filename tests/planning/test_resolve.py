@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -276,6 +277,25 @@ def test_python_says_the_same_as_the_command_line(resolved: Any) -> None:
         zerofit.plan("accelerate", "launch", "--config_file", "acc-3.yaml", "train.py")
     assert caught.value.spec.target == ("train.py",)
     assert _said(caught.value.spec)["zero_stage"][1].startswith("ds-0.json:")
+
+
+def test_the_variables_of_a_line_end_with_the_call(resolved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    resolve_then = plan_file.resolve
+
+    def looks(*args: Any, **kwargs: Any) -> RunSpec:
+        try:
+            return resolve_then(*args, **kwargs)
+        finally:
+            seen.append(os.environ.get("OWN_DATA"))
+
+    monkeypatch.setattr(plan_file, "resolve", looks)
+    monkeypatch.delenv("OWN_DATA", raising=False)
+    before = dict(os.environ)
+    with pytest.raises(_Resolved):
+        zerofit.plan("OWN_DATA=/data", "accelerate", "launch", "train.py")
+    assert seen == ["/data"]
+    assert dict(os.environ) == before
 
 
 def test_check_reads_files_as_the_other_verbs_do(resolved: Any) -> None:

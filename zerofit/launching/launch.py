@@ -54,7 +54,7 @@ from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.options import CAPTURE_LIMIT_S
-from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.resolve import Verb, own_environment, resolve
 from zerofit.scripts.target import script_arguments, script_name, script_path
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class LaunchedRun:
     """Restarts after running out of memory; `plan` is then that of the last attempt."""
 
 
+@own_environment()
 def launch(
     script: str,
     *arguments: str,

@@ -13,13 +13,14 @@ from zerofit.launching.run_folder import RUNS, write_file
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.versions import check_libraries
 from zerofit.planning.options import CAPTURE_LIMIT_S
-from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.resolve import Verb, own_environment, resolve
 
 _DEFAULT = TrialPolicy()
 PLAN = "plan.json"
 """The winner's plan file, in the folder of the trials."""
 
 
+@own_environment()
 def tune(
     script: str,
     *arguments: str,

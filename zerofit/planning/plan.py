@@ -21,7 +21,7 @@ from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
-from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.resolve import Verb, own_environment, resolve
 from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import check_capture_limit, check_model_flags
 from zerofit.planning.subject import captured_subject, check_named, describe
@@ -55,6 +55,7 @@ class PrintableAnswer(Answer):
         return answer_html(self)
 
 
+@own_environment()
 def plan(
     script: str | None = None,
     *arguments: str,

@@ -8,6 +8,7 @@ another launcher's line; the files that these name, or accelerate's default file
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +29,7 @@ from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from zerofit.planning.solve import Answer
     from zerofit.planning.sources.config_files import ConfigFiles
@@ -54,6 +55,17 @@ _OF_THE_RUN = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids"
 """Settings of a line that only a verb that starts ranks here uses."""
 
 
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Restore the process's environment afterwards; decorates functions that begin with `resolve`."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def resolve(
     target: tuple[str, ...] | None,
     *,
@@ -69,7 +81,7 @@ def resolve(
     observer: Observer = SILENT,
     **settings: Any,
 ) -> RunSpec:
-    """Return what the user asked for; the variables that a line sets are set in this process.
+    """Return what the user asked for; the variables that a line sets are set until `own_environment` ends.
 
     Args:
         target: the script, or with `module` the module, and its arguments; or a whole line of accelerate,

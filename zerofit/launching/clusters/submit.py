@@ -52,7 +52,7 @@ from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries, probe_versions
 from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import rehearsed
-from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.resolve import Verb, own_environment, resolve
 from zerofit.planning.sources.settings import check_capture_limit, check_model_flags, check_none_ignored
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
@@ -98,6 +98,7 @@ class SubmittedRun:
     """The scheduler's job id; None after a dry run."""
 
 
+@own_environment()
 def submit(
     script: str,
     *arguments: str,
