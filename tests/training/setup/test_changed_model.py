@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,11 @@ from zerofit.training.setup import changed_model
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("no_earlier_optimizers")
+
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TOKENS = torch.arange(24).reshape(2, 12)
 LABELS = torch.tensor([0, 1])
-
-
-@pytest.fixture(autouse=True)
-def _no_optimizers_of_others() -> None:
-    gc.collect()
 
 
 def bert() -> Any:

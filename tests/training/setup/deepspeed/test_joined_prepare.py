@@ -14,6 +14,8 @@ from refusals import refusal
 
 from zerofit.training.setup.deepspeed import joined_prepare
 
+pytestmark = pytest.mark.usefixtures("no_earlier_optimizers")
+
 
 class Engine(torch.nn.Module):
     """Stands for DeepSpeed's."""
@@ -59,11 +61,6 @@ def parts() -> tuple[Any, Any]:
     model = torch.nn.Linear(2, 1)
     model.config = SimpleNamespace(use_cache=True)  # type: ignore[assignment]
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-@pytest.fixture(autouse=True)
-def _no_optimizers_of_others() -> None:
-    gc.collect()
 
 
 def test_a_model_without_its_optimizer_shows_what_the_script_looks_at() -> None:
