@@ -159,7 +159,8 @@ def test_flight_recorder_names_the_rank_that_did_not_come() -> None:
         "its last was number 6, nccl:broadcast, scheduled"
     ]
     assert list(stuck_collectives({0: _dump(7), 1: _dump(7, "nccl:broadcast")})) == [
-        "number 7 of group 0/default_pg differs: rank 0 calls nccl:all_reduce, rank 1 calls nccl:broadcast"
+        "group 0/default_pg: ranks disagree on collective number 7: rank 0 calls nccl:all_reduce, "
+        "rank 1 calls nccl:broadcast"
     ]
     assert list(stuck_collectives({0: _dump(7), 1: _dump(7)})) == []
 
@@ -178,17 +179,15 @@ def _timeout(rank: int, number: int, kind: str = "ALLREDUCE", group: str = "") -
         (
             _timeout(0, 7) + _timeout(3, 7) + _timeout(1, 6, "BROADCAST"),
             [
-                "rank 1 never reached collective number 7, ALLREDUCE, where ranks 0, 3 waited: "
-                "it waited in number 6, BROADCAST",
-                "rank 2 never reached collective number 7, ALLREDUCE, where ranks 0, 3 waited: "
-                "it timed out in none",
+                "rank 1 waited in collective number 6, BROADCAST, behind ranks 0, 3 in number 7, ALLREDUCE",
+                "the log has no failure of rank 2: only its own log tells where it was",
             ],
         ),
         (
             _timeout(0, 7) + "[rank1]: ValueError: mine\n",
             [
-                "rank 1 never reached collective number 7, ALLREDUCE, where rank 0 waited: "
-                "it timed out in none"
+                "rank 1 reported no time-out, while rank 0 waited in collective number 7, ALLREDUCE: "
+                "look there first"
             ],
         ),
         (_timeout(0, 7) + _timeout(1, 7), []),

@@ -16,12 +16,17 @@ from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked_text
-from zerofit.launching.failures import KnownFailure, Role, failure_of, shows_nothing
+from zerofit.launching.collectives import group_of_rank, mismatch_in, timed_out_rank, waits
+from zerofit.launching.failures import KnownFailure, Role, failure_of, failures, shows_nothing
+from zerofit.launching.frames import PYTHON, frame_in
 from zerofit.launching.log_lines import read_lines
+from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zerofit.launching.collectives import Collective
+    from zerofit.launching.frames import Frame
     from zerofit.launching.log_lines import LogLine, Moment
 
 _LOG_NAMES = re.compile(
@@ -30,41 +35,48 @@ _LOG_NAMES = re.compile(
 _MOST_FILES = 1000
 _RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|stderr)(?:\.log)?$")
 """rank3.log; 3/stderr.log of torchrun --log-dir."""
-_EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b(?:: |:?$)")
+_EXCEPTION = re.compile(
+    r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout|Iteration)\b(?:: |:?$)"
+)
 _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
-_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
-_LIBRARY = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python3|^<")
 _FRAME_AWAY = 6
 """Lines from a frame to the exception where there is no "Traceback": a SyntaxError, a cut log. ASSUMPTION."""
 _NO_ERROR = re.compile(
-    r"(?!.*(?:death signal|received SIG|KeyboardInterrupt|CUDA initialization|Name or service|errno: 98"
-    r"|_dynamo\.exc))(?:"
     r"\W*+(?:[\w.]*\w\W++)?(?:DEBUG|INFO|WARNING)\b"
     r"|\W*[IW](?:\d{3,4} \d| [\w./]+:\d+\])"
     r'|\{(?:(?!"level":).)*"level": ?"(?i:debug|info|warn)'
-    r"|\S+:\d+: \w*Warning: "
-    r"|.*?NCCL INFO (?!.*retrying)|.*thrown while requesting)"
+    r"|(?:\S+:\d+: )?\w*Warning: "
 )
-"""A message that its program does not treat as an error: of logging, glog, JSON, Python's warnings, NCCL, or
-the Hub's client, which then looks into its cache. The first part lists those that name a cause."""
+"""A message that its program does not treat as an error: of logging, glog, JSON or Python's warnings."""
+_NAMES_A_CAUSE = (
+    "death signal",
+    "received SIG",
+    "KeyboardInterrupt",
+    "CUDA initialization",
+    "Name or service",
+    "errno: 98",
+    "_dynamo.exc",
+)
+"""Parts of such messages that are failures all the same."""
+_TRACEBACK = re.compile(r"(?:[╭─│ +|-]{0,300}|(\w{1,100}) {2,300})Traceback \(most recent call last\)")
+"""Of Python, of rich in a box, or of IPython, which names the exception in front of it."""
 _NEVER_RAISED = (
     "Exception ignored in",
     "--- Logging error ---",
     "Error in atexit._run_exitfuncs",
 )
 """Python prints these exceptions and goes on."""
-_TIMED_OUT = re.compile(
-    r"\[(?:PG (.*) )?Rank (\d+)\].*aught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
-)
-"""NCCL's watchdog on the collective that a rank waits in. Source:
-torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13)."""
 _OWN_ERROR = "error["
 _DURING_HANDLING = "During handling of the above exception, another exception occurred"
 _DIRECT_CAUSE = "The above exception was the direct cause of the following exception"
+_ORIGINAL = "Original Traceback (most recent call last)"
+"""Of a DataLoader's worker or a replica of DataParallel: the exception after it was raised there."""
+_PASSED_ON = "reraise"
+"""The function in which torch raises a worker's exception anew."""
 _KEPT_LINES = 200
 """Lines searched back for a timestamp. ASSUMPTION: no traceback is longer."""
 _SHOWN_LINES = 3
-_UNKNOWN = "unknown-exception"
+_UNKNOWN, _TIME_LIMIT = "unknown-exception", "time-limit"
 _LONGEST_SHOWN = 240
 
 
@@ -77,19 +89,6 @@ class CauseConfidence(enum.StrEnum):
     """A message with many possible reasons, or an unknown exception."""
     LOW = "low"
     """The log only shows consequences."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceLine:
-    """A line of a log that shows a failure."""
-
-    file: str
-    line: int
-    text: str
-    """With secrets masked."""
-    rank: int | None
-    moment: Moment | None = None
-    """Its time; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +131,11 @@ class _Traceback:
     """Python prints the next exception and goes on."""
     was_ignored: bool = False
     """The exception before, which a chained one replaces, was ignored."""
-    frame: str | None = None
+    frames: list[Frame] = field(default_factory=list)
+    named: str | None = None
+    """The exception that IPython names first: lines of source up to it are not indented."""
+    num_lines: int = 0
+    """Lines of IPython's traceback so far."""
     chained: str | None = None
     last: LoggedFailure | None = None
     """The exception of the last one, which a chained one may replace."""
@@ -148,8 +151,10 @@ class LogReader:
     files: list[str] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
     """The log's rank, or those that failed."""
-    waiting: dict[int, tuple[str | None, int, str]] = field(default_factory=dict)
-    """By rank, the first collective that timed out: process group, number and kind."""
+    waiting: dict[int, Collective] = field(default_factory=dict)
+    """By rank, the first collective that timed out."""
+    timed_out: dict[int, EvidenceLine] = field(default_factory=dict)
+    """The line that says so."""
 
     def read(self, file: IO[bytes], name: str, *, ended_at: Moment | None = None) -> None:
         """Read a log.
@@ -178,8 +183,8 @@ class LogReader:
                 continue
             of_line, said = line.rank_and_text
             own = of_line if of_line is not None else rank
-            if waited := _TIMED_OUT.search(said):
-                self.waiting.setdefault(int(waited[2]), (waited[1], int(waited[3]), waited[4]))
+            # srun's and pdsh's number is a task's or node's, which a rank that NCCL names is not.
+            torch_rank = of_line if f"[rank{of_line}]:" in line.text else None
             self.ranks |= set() if own is None else {own}
             traceback = tracebacks.setdefault(own, _Traceback())
             if self._in_traceback(said, traceback):
@@ -189,15 +194,17 @@ class LogReader:
             )
             if not is_exception:
                 traceback.has_begun = traceback.is_ignored = False
-                if _NO_ERROR.match(said):
+                if _is_no_error(said):
                     continue
             elif traceback.is_ignored:
                 traceback.has_begun, traceback.is_ignored, traceback.was_ignored = False, False, True
                 continue
-            failure = failure_of(said, ends_traceback=is_exception)
+            frames = traceback.frames or (_last_frames(before) if is_exception else [])
+            failure = failure_of(said, ends_traceback=is_exception, raised_in=_raising(frames))
             if failure is None and is_exception and not said.startswith("SystemExit"):
-                failure = _unknown(said)
+                failure = _unknown(said, frames)
             if failure is None:
+                self._note_group(said, torch_rank)
                 continue
             at = EvidenceLine(
                 file=name,
@@ -206,16 +213,21 @@ class LogReader:
                 rank=own,
                 moment=next((m for earlier in reversed(before) if (m := earlier.moment)), ended_at),
             )
-            frame = traceback.frame or (_last_frame(before) if is_exception else None)
+            self._note_time_out(said, at, torch_rank)
+            frame = _frame_shown(frames) if is_exception else None
             self._note(LoggedFailure(failure=failure, at=at, frame=frame), traceback, is_exception)
         self.num_lines += 0 if line is None else line.number
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
         """Follow a traceback; return True for its lines other than the exception."""
-        if said.startswith("Traceback (most recent call last)"):
+        if begin := _TRACEBACK.match(said):
+            traceback.named, traceback.num_lines = begin[1], 0
             traceback.is_ignored &= not traceback.has_begun  # the ignored one's traceback was cut
             traceback.was_ignored &= traceback.is_ignored
-            traceback.has_begun, traceback.frame = True, None
+            traceback.has_begun, traceback.frames = True, []
+            return True
+        if said.startswith(_ORIGINAL):
+            traceback.chained, traceback.has_begun, traceback.frames = _ORIGINAL, True, []
             return True
         if said.startswith((_DURING_HANDLING, _DIRECT_CAUSE)):
             traceback.is_ignored = traceback.was_ignored
@@ -226,9 +238,15 @@ class LogReader:
             return True
         if not (traceback.has_begun or traceback.is_ignored):
             return False
-        if (frame := _FRAME.match(said)) and not _LIBRARY.search(frame[1]):
-            traceback.frame = f"{frame[1]}:{frame[2]}"
-        return said.startswith((" ", "\t")) or not said
+        if frame := frame_in(said):
+            traceback.frames.append(frame)
+            return True
+        if traceback.frames and not traceback.frames[-1].code:
+            traceback.frames[-1] = replace(traceback.frames[-1], code=said.strip()[:_LONGEST_SHOWN])
+        if traceback.named is not None and not said.startswith(traceback.named):
+            traceback.num_lines += 1
+            return traceback.num_lines < _KEPT_LINES
+        return said.startswith((" ", "\t", "│", "╰", "-->")) or not said
 
     def _note(self, failure: LoggedFailure, traceback: _Traceback, is_exception: bool) -> None:
         if is_exception:
@@ -253,62 +271,141 @@ class LogReader:
             failure = replace(failure, frame=last.frame)
         self.found.setdefault((failure.at.file, failure.failure.id), failure)
 
+    def _note_time_out(self, said: str, at: EvidenceLine, log_rank: int | None) -> None:
+        """Note the collective in which a rank waited until its time limit."""
+        if (waited := timed_out_rank(said, log_rank=log_rank)) is not None and waited[0] not in self.waiting:
+            self.waiting[waited[0]], self.timed_out[waited[0]] = waited[1], at
+        self._note_group(said, log_rank)
+
+    def _note_group(self, said: str, log_rank: int | None) -> None:
+        """Note the process group of a collective that has timed out, which another line may name."""
+        if (named := group_of_rank(said, log_rank=log_rank)) is not None:
+            rank, number, group = named
+            waited = self.waiting.get(rank)
+            if waited is not None and waited.number == number and waited.group is None:
+                self.waiting[rank] = replace(waited, group=group)
+
     def explain(self) -> Explanation:
         """Return the cause and the other failures in all logs read."""
-        order = {name: number for number, name in enumerate(self.files)}
-
-        def cause_first(failure: LoggedFailure) -> tuple[int, int]:
-            rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(failure.failure.role)
-            return rank_of_role, failure.failure.is_vague
-
-        def earliest(failure: LoggedFailure) -> tuple[bool, object, int, int]:
-            moment = failure.at.moment if len(self.files) > 1 else None  # within a log, lines are in order
-            return moment is None, moment or (), order[failure.at.file], failure.at.line
-
-        found = sorted(self.found.values(), key=lambda cause: (cause_first(cause), earliest(cause)))
+        found = [*self.found.values(), *self._mismatch()]
+        keys = keys_in_time([failure.at for failure in found], files=self.files)
+        earliest = sorted(found, key=lambda failure: keys[failure.at.file, failure.at.line])
+        cause = _cause_of(earliest)
         kinds: dict[str, LoggedFailure] = {}
-        for other in found[1:]:
-            if other.failure.id != found[0].failure.id:
+        for other in earliest:
+            if cause is not None and other.failure.id != cause.failure.id:
                 kinds.setdefault(other.failure.id, other)
         return Explanation(
-            cause=found[0] if found else None,
-            others=tuple(sorted(kinds.values(), key=earliest))[:_SHOWN_LINES],
+            cause=cause,
+            others=tuple(kinds.values())[:_SHOWN_LINES],
             num_lines=self.num_lines,
             files=tuple(self.files),
-            waits=tuple(self._waits()),
+            waits=tuple(waits(self.waiting, seen=self.ranks)),
         )
 
-    def _waits(self) -> Iterator[str]:
-        """Yield a sentence for each rank that did not reach the collective in which others timed out."""
-        if (
-            len({group for group, _, _ in self.waiting.values()}) != 1
-        ):  # numbers of different groups can't be compared
-            return
-        at = {rank: (number, kind) for rank, (_, number, kind) in self.waiting.items()}
-        last = max(at.values())
-        at_last = sorted(rank for rank in at if at[rank] == last)
-        those = f"rank{'' if len(at_last) == 1 else 's'} {', '.join(map(str, at_last))} waited"
-        for rank in sorted({*self.ranks, *range(max(at) + 1)} - {*at_last}):
-            own = f"waited in number {at[rank][0]}, {at[rank][1]}" if rank in at else "timed out in none"
-            yield f"rank {rank} never reached collective number {last[0]}, {last[1]}, where {those}: it {own}"
+    def _mismatch(self) -> Iterator[LoggedFailure]:
+        """Yield the failure of a rank that waits in another collective than the others."""
+        if (mismatch := mismatch_in(self.waiting)) is not None:
+            at = self.timed_out[mismatch.odd_ranks[0]]
+            yield LoggedFailure(failure=failures()["collective-mismatch"], at=at)
 
 
-def _last_frame(before: deque[LogLine]) -> str | None:
-    """Return the frame just before the last line's exception, of the same rank, as file:line."""
+def _cause_of(earliest: Sequence[LoggedFailure]) -> LoggedFailure | None:
+    """Return the earliest root, the clear ones first, or what says most if there is none.
+
+    A run that hangs, or lost a rank, is ended by the scheduler's limit hours later: what came first counts.
+    """
+
+    def says_most(failure: LoggedFailure) -> tuple[int, bool]:
+        rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(failure.failure.role)
+        return rank_of_role, failure.failure.is_vague
+
+    cause = min(earliest, key=says_most, default=None)
+    if cause is None:
+        return None
+    before = earliest[: earliest.index(cause)]
+    return min((failure for failure in before if _led_to(failure, cause)), key=says_most, default=cause)
+
+
+def _led_to(failure: LoggedFailure, cause: LoggedFailure) -> bool:
+    """Return True if an earlier failure is the cause of another one."""
+    if cause.failure.id in failure.failure.explains:
+        return True
+    # A failure after which the log says nothing more: one that the script handled has more lines after it.
+    return (
+        cause.failure.id == _TIME_LIMIT
+        and failure.failure.role is not Role.CONFIRMATION
+        and failure.at.file == cause.at.file
+        and cause.at.line - failure.at.line <= _KEPT_LINES
+    )
+
+
+def _is_no_error(said: str) -> bool:
+    """Return True for a message that its program does not treat as an error."""
+    if any(part in said for part in _NAMES_A_CAUSE):
+        return False
+    if "NCCL INFO " in said:
+        return "retrying" not in said
+    # The Hub's client looks into its cache then.
+    return bool(_NO_ERROR.match(said)) or "thrown while requesting" in said
+
+
+def _raising(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the innermost frame, and the one that called it if it is of Python's standard library."""
+    raising = [frame for frame in frames if frame.function != _PASSED_ON]
+    callers = (frame for frame in reversed(raising) if frame.package != PYTHON)
+    return tuple(dict.fromkeys([*raising[-1:], *islice(callers, 1)]))
+
+
+def _frame_shown(frames: Sequence[Frame]) -> str | None:
+    """Return the innermost frame of the user's own code, or else of all, as file:line."""
+    own = next((frame for frame in reversed(frames) if frame.module is None), None)
+    shown = own or next(reversed(frames), None)
+    return None if shown is None else shown.place
+
+
+def _last_frames(before: deque[LogLine]) -> list[Frame]:
+    """Return the frame just before the last line's exception, of the same rank."""
     read = (earlier.rank_and_text for earlier in reversed(before))
-    rank, _ = next(read)
-    last = islice((said for of_line, said in read if of_line == rank), _FRAME_AWAY - 1)
-    return next((f"{frame[1]}:{frame[2]}" for said in last if (frame := _FRAME.match(said))), None)
+    rank, after = next(read)
+    for said in islice((said for of_line, said in read if of_line == rank), _FRAME_AWAY - 1):
+        if frame := frame_in(said):
+            return [replace(frame, code=after.strip()[:_LONGEST_SHOWN])]
+        after = said
+    return []
 
 
-def _unknown(said: str) -> KnownFailure:
-    """Return a failure for an exception that is not in the catalog."""
+def _unknown(said: str, frames: Sequence[Frame]) -> KnownFailure:
+    """Return a failure for an exception that is not in the catalog, in the words of who raised it."""
+    name = said.partition(":")[0].rpartition(".")[2]
+    raised = next(reversed(_raising(frames)), None)
+    package = None if raised is None else raised.package
+    if raised is None or package is None or package == PYTHON:
+        who, why = (
+            "the script",
+            "not a known failure of libraries, GPUs or schedulers: most likely the script or its data",
+        )
+        fix = "read the lines before it in the log, from the first Traceback on"
+    elif raised.reads_data:
+        who, why = (
+            package,
+            f"not a known failure: {raised.module} could not handle the data that it was given",
+        )
+        fix = "print the sample, or the file, that it read: the lines before it in the log may name it"
+    else:
+        own = next((frame.place for frame in reversed(frames) if frame.module is None), "the script")
+        who = package
+        why = (
+            f"not a known failure: {raised.module}, which {own} called, raised it: an argument or setting "
+            "that it can't handle, or versions of libraries that do not fit each other"
+        )
+        fix = f"pip show {package}; search its issues for the message, and try another release of it"
     return KnownFailure(
         id=_UNKNOWN,
         role=Role.ROOT,
-        cause=f"the script raised {said.partition(':')[0].rpartition('.')[2]}",
-        why="not a known failure of libraries, GPUs or schedulers: most likely the script or its data",
-        fix="read the lines before it in the log, from the first Traceback on",
+        cause=f"{who} raised {name}",
+        why=why,
+        fix=fix,
         evidence="the exception itself",
         signs=(),
         ends_traceback=True,

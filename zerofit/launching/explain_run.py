@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from zerofit.launching.collectives import Collective, has_same_sizes, mismatch_in
 from zerofit.launching.diagnose import EndKind
-from zerofit.launching.explain import EvidenceLine, Explanation, LoggedFailure, explain_logs, logs_in
+from zerofit.launching.explain import Explanation, LoggedFailure, explain_logs, logs_in
 from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, Role, failure_of, failures
 from zerofit.launching.run_folder import attempts, document_in, was_killed
+from zerofit.launching.timeline import EvidenceLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -162,27 +164,37 @@ def stuck_collectives(dumps: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     Args:
         dumps: by rank, as written by torch/csrc/distributed/c10d/FlightRecorder.hpp.
     """
-    groups: dict[str, dict[int, tuple[int, str, str]]] = {}
+    groups: dict[str, dict[int, dict[int, tuple[Collective, str]]]] = {}
     for rank, dump in dumps.items():
         entries: Sequence[Mapping[str, Any]] = dump.get("entries") or ()
         for entry in entries:
-            if entry.get("is_p2p"):
-                continue
-            group = "/".join(map(str, entry.get("process_group") or ("default",)))
-            at = (
-                int(entry.get("collective_seq_id", 0)),
-                str(entry.get("profiling_name")),
-                str(entry.get("state")),
-            )
-            groups.setdefault(group, {})[rank] = max(groups.get(group, {}).get(rank, (0, "", "")), at)
-    for group, ranks in groups.items():
-        last, name, _ = max(ranks.values())
-        behind = {rank: at for rank, at in ranks.items() if at[0] < last}
-        for rank, (number, own, state) in sorted(behind.items()):
-            yield (
-                f"rank {rank} never called {name} number {last} of group {group}: "
-                f"its last was number {number}, {own}, {state}"
-            )
-        if not behind and len({at[1] for at in ranks.values()}) > 1:
-            calls = ", ".join(f"rank {rank} calls {at[1]}" for rank, at in sorted(ranks.items()))
-            yield f"number {last} of group {group} differs: {calls}"
+            if not entry.get("is_p2p"):
+                group = "/".join(map(str, entry.get("process_group") or ("default",)))
+                call = _collective(entry, group)
+                groups.setdefault(group, {}).setdefault(call.number, {})[rank] = call, str(entry.get("state"))
+    for group, numbers in groups.items():
+        at = (
+            mismatch_in({rank: call for rank, (call, _) in numbers[number].items()})
+            for number in sorted(numbers)
+        )
+        if (mismatch := next(filter(None, at), None)) is not None:
+            yield f"group {group}: {mismatch.sentence}"
+        last = max(numbers)
+        latest = {rank: called[rank] for _, called in sorted(numbers.items()) for rank in called}
+        name = next(call.operation for call, _ in latest.values() if call.number == last)
+        for rank, (own, state) in sorted(latest.items()):
+            if own.number < last:
+                yield (
+                    f"rank {rank} never called {name} number {last} of group {group}: "
+                    f"its last was number {own.number}, {own.operation}, {state}"
+                )
+
+
+def _collective(entry: Mapping[str, Any], group: str) -> Collective:
+    operation, sizes = str(entry.get("profiling_name")), entry.get("input_sizes")
+    return Collective(
+        group=group,
+        number=int(entry.get("collective_seq_id", 0)),
+        operation=operation,
+        sizes=f"{sizes}" if sizes and has_same_sizes(operation) else None,
+    )

@@ -15,17 +15,17 @@ _LONGEST_LINE = 1 << 16
 """Characters of a line that are read: a binary file may be one line. ASSUMPTION."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
-_QUOTED = re.compile(">")
-"""A quoted line in an issue or mail."""
+_QUOTED = re.compile(r">|std(?:err|out): |E {3}(?=\s*(?:File \"|[\w.]+(?:Error|Exception)\b))")
+"""A quoted line in an issue or mail; lines of accelerate test, and pytest's of an exception."""
 _RANK = re.compile(
-    r"\s*(?:(?:[-|\s]{0,3}(?:[\w.]{1,60}[-|\s]{1,3})?\[?(?:INFO|ERROR)\]?[-:|\s]{1,8}(?=\[rank))?"
+    r"\s*(?:(?:[^\"'`]{0,100}?(?=\[rank\d{1,5}\]:))?"
     r"\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
     r"|(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|[a-z][a-z.-]{0,252}\d[a-z0-9.-]{0,252}): "
     r"|\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\) ?)"
 )
 """`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label;
 pdsh names a node and Ray an actor, which are no ranks. A program that logs its children's output
-writes a level in front of it. A host name has at most 253 characters."""
+writes a time, a level or a name in front of it. A host name has at most 253 characters."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"(\d{1,2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
 _TIME = re.compile(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from zerofit.launching.explain import EvidenceLine, LoggedFailure
+    from zerofit.launching.explain import LoggedFailure
     from zerofit.launching.explain_run import RunExplanation
+    from zerofit.launching.timeline import EvidenceLine
 
 EXPLAIN_VERSION = 1
 """Version of the JSON document; raised whenever a field changes its meaning or is removed."""

@@ -1,0 +1,210 @@
+"""Which ranks did not come to a collective, or call another one, by NCCL's watchdog and flight recorder."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from zerofit.launching.collectives import Collective, group_of_rank, mismatch_in, timed_out_rank
+from zerofit.launching.explain import explain_bytes
+from zerofit.launching.explain_run import stuck_collectives
+
+
+def _line(
+    rank: int, number: int, call: str = "ALLREDUCE 8", group: str = "", prefix: int | None = None
+) -> str:
+    operation, _, size = call.partition(" ")
+    sizes = f"NumelIn={size}, NumelOut={size}, " if size else ""
+    return (
+        f"[rank{rank if prefix is None else prefix}]:[E704 09:15:00.1 ProcessGroupNCCL.cpp:629] "
+        f"[{group}Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, "
+        f"OpType={operation}, {sizes}Timeout(ms)=900000) ran for 900021 milliseconds before timing out.\n"
+    )
+
+
+def _explained(log: str) -> tuple[str | None, int | None, list[str]]:
+    found = explain_bytes(io.BytesIO(log.encode()), "log")
+    cause = found.cause
+    return cause and cause.failure.id, cause and cause.at.rank, list(found.waits)
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "sentence"),
+    [
+        (
+            _line(2, 51, "ALLGATHER") + _line(0, 51) + _line(1, 51),
+            2,
+            "rank 2 calls ALLGATHER as collective number 51, where ranks 0-1 call ALLREDUCE of 8 elements",
+        ),
+        (  # the accused does not depend on the alphabet
+            _line(2, 51, "REDUCE 8") + _line(0, 51) + _line(1, 51),
+            2,
+            "rank 2 calls REDUCE of 8 elements as collective number 51, "
+            "where ranks 0-1 call ALLREDUCE of 8 elements",
+        ),
+        (
+            _line(0, 9, "_ALLGATHER_BASE 64")
+            + _line(1, 9, "_ALLGATHER_BASE 32")
+            + _line(3, 9, "_ALLGATHER_BASE 64"),
+            1,
+            "rank 1 calls _ALLGATHER_BASE of 32 elements as collective number 9, "
+            "where ranks 0, 3 call _ALLGATHER_BASE of 64 elements",
+        ),
+        (
+            "".join(_line(rank, 4, "BROADCAST 1" if rank in (5, 6) else "ALLREDUCE 8") for rank in range(8)),
+            5,
+            "ranks 5-6 call BROADCAST of 1 elements as collective number 4, "
+            "where ranks 0-4, 7 call ALLREDUCE of 8 elements",
+        ),
+        (
+            _line(0, 30) + _line(1, 30, "BROADCAST 8"),
+            0,
+            "ranks disagree on collective number 30: rank 0 calls ALLREDUCE of 8 elements, "
+            "rank 1 calls BROADCAST of 8 elements",
+        ),
+        (
+            _line(0, 3, group="PG ID 1 PG GUID 5(tp) ", prefix=2)
+            + _line(1, 3, "BROADCAST 8", group="PG ID 2 PG GUID 5(tp) ", prefix=3)
+            + _line(2, 3, group="PG ID 1 PG GUID 5(tp) ", prefix=7),
+            3,  # not the rank within its group
+            "rank 3 calls BROADCAST of 8 elements as collective number 3, "
+            "where ranks 2, 7 call ALLREDUCE of 8 elements",
+        ),
+    ],
+)
+def test_ranks_that_call_something_else_at_one_number_are_a_mismatch(
+    log: str, rank: int, sentence: str
+) -> None:
+    cause, at_rank, waits = _explained(log)
+    assert (cause, at_rank, waits[0]) == ("collective-mismatch", rank, sentence)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        _line(0, 7) + _line(1, 7),
+        _line(0, 7) + _line(1, 6, "BROADCAST 4"),
+        _line(0, 7, "ALLTOALL_BASE 4") + _line(1, 7, "ALLTOALL_BASE 8"),  # which may differ in size
+        _line(0, 7, "SEND 4") + _line(1, 7, "RECV 4"),
+        _line(0, 7, "ALLREDUCE") + _line(1, 7, "ALLREDUCE 8"),
+        _line(0, 7, group="PG GUID 1(dp) ") + _line(1, 7, "BROADCAST 8", group="PG GUID 2(tp) "),
+        _line(0, 7) + _line(0, 8, "BROADCAST 8"),
+    ],
+)
+def test_calls_that_may_differ_are_no_mismatch(log: str) -> None:
+    assert _explained(log)[0] == "nccl-timeout"
+
+
+@pytest.mark.parametrize(
+    ("log", "waits"),
+    [
+        (
+            _line(3, 81233) + _line(4, 81233),
+            ["the log has no failure of ranks 0-2: only their own logs tell where they were"],
+        ),
+        (
+            _line(0, 12) + _line(1, 12) + _line(2, 11),
+            ["rank 2 waited in collective number 11, ALLREDUCE, behind ranks 0-1 in number 12, ALLREDUCE"],
+        ),
+        (
+            _line(0, 12) + _line(1, 12) + _line(2, 13),
+            ["rank 2 waited in collective number 13, ALLREDUCE, ahead of ranks 0-1 in number 12, ALLREDUCE"],
+        ),
+        (
+            "[rank2]: OSError: [Errno 28] No space left on device\n" + _line(0, 12) + _line(1, 12),
+            [
+                "rank 2 reported no time-out, while ranks 0-1 waited in collective number 12, ALLREDUCE: "
+                "look there first"
+            ],
+        ),
+        (_line(5, 3, group="PG GUID 4(ep) "), []),  # who else is in that group is unknown
+        (_line(0, 3) + _line(1, 3), []),
+    ],
+)
+def test_ranks_that_the_log_does_not_have_are_not_accused(log: str, waits: list[str]) -> None:
+    assert _explained(log)[2] == waits
+
+
+@pytest.mark.parametrize(
+    ("group", "log_rank", "rank", "named"),
+    [
+        ("", None, 3, None),
+        ("", 9, 9, None),
+        ("PG 0 ", None, 3, "0"),
+        ("PG 0 (default_pg) ", None, 3, "0 (default_pg)"),
+        ("PG ID 0 PG GUID 0(default_pg) ", None, 3, "0(default_pg)"),
+        ("PG ID 2 PG GUID 11(mesh_dp) ", 9, 9, "11(mesh_dp)"),
+        ("PG ID 2 PG GUID 11(mesh_dp) ", None, 3, "11(mesh_dp)"),
+    ],
+)
+def test_rank_and_group_of_the_watchdogs_line(
+    group: str, log_rank: int | None, rank: int, named: str | None
+) -> None:
+    text = _line(3, 17, group=group)
+    expected = Collective(group=named, number=17, operation="ALLREDUCE", sizes="8 elements")
+    assert timed_out_rank(text, log_rank=log_rank) == (rank, expected)
+    assert timed_out_rank("[Rank 3] Watchdog is alive", log_rank=log_rank) is None
+
+
+def test_another_line_names_the_group() -> None:
+    at_work = "[PG ID 0 PG GUID 0(default_pg) Rank 1] Timeout at NCCL work: 808, last enqueued: 809"
+    assert group_of_rank(at_work) == (1, 808, "0(default_pg)")
+    assert group_of_rank("[Rank 1] Timeout at NCCL work: 808") is None
+
+
+def test_no_rank_waits() -> None:
+    assert mismatch_in({}) is None
+
+
+def _dump(*calls: tuple[int, str, int]) -> dict[str, object]:
+    entries = [
+        {
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "profiling_name": f"nccl:{name}",
+            "input_sizes": [[size]],
+            "state": "completed" if number < calls[-1][0] else "scheduled",
+            "is_p2p": False,
+        }
+        for number, name, size in calls
+    ]
+    return {"entries": entries}
+
+
+@pytest.mark.parametrize(
+    ("dumps", "sentences"),
+    [
+        (
+            {
+                rank: _dump((4, "all_reduce", 8), (5, "broadcast" if rank == 1 else "all_reduce", 8))
+                for rank in range(3)
+            },
+            [
+                "group 0/default_pg: rank 1 calls nccl:broadcast of [[8]] as collective number 5, where "
+                "ranks 0, 2 call nccl:all_reduce of [[8]]"
+            ],
+        ),
+        (  # they part before the last number
+            {rank: _dump((4, "all_reduce", 8 if rank else 16), (5, "all_reduce", 8)) for rank in range(3)},
+            [
+                "group 0/default_pg: rank 0 calls nccl:all_reduce of [[16]] as collective number 4, where "
+                "ranks 1-2 call nccl:all_reduce of [[8]]"
+            ],
+        ),
+        (
+            {0: _dump((4, "all_reduce", 8), (5, "all_reduce", 8)), 1: _dump((4, "all_reduce", 8))},
+            [
+                "rank 1 never called nccl:all_reduce number 5 of group 0/default_pg: "
+                "its last was number 4, nccl:all_reduce, scheduled"
+            ],
+        ),
+        ({rank: _dump((4, "all_gather", 8 + rank)) for rank in range(2)}, []),
+        ({rank: _dump((4, "all_reduce", 8)) for rank in range(2)}, []),
+        ({0: {}, 1: {"entries": None}}, []),
+    ],
+)
+def test_flight_recorder_compares_operation_and_sizes(
+    dumps: dict[int, dict[str, object]], sentences: list[str]
+) -> None:
+    assert list(stuck_collectives(dumps)) == sentences
