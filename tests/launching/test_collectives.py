@@ -153,6 +153,24 @@ def test_another_line_names_the_group() -> None:
     assert group_of_rank("[Rank 1] Timeout at NCCL work: 808") is None
 
 
+@pytest.mark.parametrize(
+    ("taken_down", "blamed"), [((), "ranks 2-3"), ((3,), "rank 2"), ((2,), "rank 3"), ((2, 3), None)]
+)
+def test_a_rank_that_the_watchdog_ended_waited_too(taken_down: tuple[int, ...], blamed: str | None) -> None:
+    words = (
+        "Some NCCL operations have failed or timed out.",
+        "To avoid data inconsistency, we are taking the entire process down",
+    )
+    log = "[rank2]: Broken pipe\n[rank3]: Broken pipe\n" + _line(0, 9) + _line(1, 9)
+    for rank in taken_down:
+        log += f"[rank{rank}]:[E704 09:15:00.1 ProcessGroupNCCL.cpp:689] [Rank {rank}] {words[rank % 2]}\n"
+    _, _, waits = _explained(log)
+    silent = [
+        sentence.partition(" reported no time-out")[0] for sentence in waits if "no time-out" in sentence
+    ]
+    assert silent == ([blamed] if blamed else [])
+
+
 def test_no_rank_waits() -> None:
     assert mismatch_in({}) is None
 

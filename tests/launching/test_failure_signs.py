@@ -102,6 +102,16 @@ def test_failure_is_named_by_each_of_its_messages(failure: str, line: str) -> No
             'deepspeed/runtime/zero/stage_1_and_2.py", line 9, in __init__',
         ),
         (
+            "read-only-file-system",
+            "RuntimeError: File out/step-9.pt cannot be opened.",
+            'torch/serialization.py", line 9, in __init__',
+        ),
+        (
+            "read-only-file-system",
+            "RuntimeError: Parent directory runs/a does not exist.",
+            'torch/serialization.py", line 9, in __init__',
+        ),
+        (
             "zero3-empty-weight",
             "IndexError: tuple index out of range",
             'peft/tuners/lora/layer.py", line 9, in _get_in_out_features',

@@ -266,6 +266,24 @@ def test_an_unknown_exception_is_that_of_the_package_that_raised_it(
 
 
 @pytest.mark.parametrize(
+    ("said", "tells"),
+    [
+        ("the rewards (3) must be divisible by 2", True),
+        ("The batch (7 x 1) must be divisible. The valid values for the group are: [7].", True),
+        ("Please set `MAGIC` to 1 or 2", True),
+        ("this scheduler can only step once", False),
+        ("You can't pack here: use `padding_free` instead", True),
+        ("`group` has to be a tuple", True),
+        ("Please file an issue", False),
+        ("index 9 of 4", False),
+    ],
+)
+def test_an_unknown_exception_may_say_itself_what_to_do(said: str, tells: bool) -> None:
+    found = _cause(_traceback(f"ValueError: {said}", (f"{_LIBRARIES}/trl/trainer/own.py", "check", "raise")))
+    assert (found.failure.id, found.failure.fix == "do what the message says") == ("unknown-exception", tells)
+
+
+@pytest.mark.parametrize(
     ("line", "failure"),
     [
         ("RuntimeError: CUDA error: unknown error", "cuda-error"),

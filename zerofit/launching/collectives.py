@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _Key = TypeVar("_Key")
 _TIMED_OUT = "aught collective operation timeout: WorkNCCL("
+_TAKEN_DOWN = ("Some NCCL operations have failed or timed out", "To avoid data inconsistency, we are taking")
 _WORK = re.compile(r"SeqNum=(\d{1,18}), OpType=(\w+)(?:, NumelIn=(\d+), NumelOut=(\d+))?")
 _AT_WORK = re.compile(r" (?:at|NCCL) work(?: sequence id)?: (\d{1,18})\b")
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (torch 2.1 to 2.13) on the collective that a rank waits
@@ -132,12 +133,25 @@ def mismatch_in(at: Mapping[int, Collective]) -> Mismatch | None:
     return None
 
 
-def waits(at: Mapping[int, Collective], *, seen: Collection[int]) -> Iterator[str]:
+def taken_down_rank(text: str, *, log_rank: int | None = None) -> int | None:
+    """Return the rank of a line in which NCCL's watchdog ends its process after a time-out; None otherwise.
+
+    Args:
+        log_rank: the rank that wrote the line, if torch's own prefix names it.
+    """
+    at = max(map(text.find, _TAKEN_DOWN))
+    return None if at < 0 else _rank_before(text, at, log_rank)
+
+
+def waits(
+    at: Mapping[int, Collective], *, seen: Collection[int], taken_down: Collection[int] = ()
+) -> Iterator[str]:
     """Yield sentences on where ranks wait for which others.
 
     Args:
         at: by rank, the collective in which it waits.
         seen: ranks that have a log of their own, or another failure.
+        taken_down: ranks that waited too, where the log does not say in which collective.
     """
     if not at:
         return
@@ -151,12 +165,12 @@ def waits(at: Mapping[int, Collective], *, seen: Collection[int]) -> Iterator[st
         return
     last = max(at.values(), key=lambda call: call.number)
     here = _ranks_words(rank for rank in at if at[rank].number == last.number)
-    if silent := sorted(set(seen) - set(at)):
+    if silent := sorted(set(seen) - set(at) - set(taken_down)):
         yield (
             f"{_ranks_words(silent)} reported no time-out, while {here} waited in collective number "
             f"{last.number}, {last.operation}: look there first"
         )
-    if absent := sorted(set(range(max(at))) - set(at) - set(seen)):
+    if absent := sorted(set(range(max(at))) - set(at) - set(seen) - set(taken_down)):
         own = "its own log tells where it was" if len(absent) == 1 else "their own logs tell where they were"
         yield f"the log has no failure of {_ranks_words(absent)}: only {own}"
 

@@ -16,7 +16,13 @@ from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked_text
-from zerofit.launching.collectives import group_of_rank, mismatch_in, timed_out_rank, waits
+from zerofit.launching.collectives import (
+    group_of_rank,
+    mismatch_in,
+    taken_down_rank,
+    timed_out_rank,
+    waits,
+)
 from zerofit.launching.failures import KnownFailure, Role, failure_of, failures, shows_nothing
 from zerofit.launching.frames import PYTHON, frame_in
 from zerofit.launching.log_lines import read_lines
@@ -33,6 +39,13 @@ _LOG_NAMES = re.compile(
     r"(?i)(\.(log|out|err|txt|stdout|stderr|output)(\.\d+)?|[.-][oe]\d+|stdout|stderr|std_(out|err)|log)$"
 )
 _MOST_FILES = 1000
+_TELLS_WHAT_TO_DO = re.compile(
+    r"(?i)\bplease (?!file|report|open an? issue|see)"
+    r"|\b(must|should|has to|have to|needs? to) (be|have|use|set)\b"
+    r"|\b(valid|supported|allowed|possible) (values|options|choices)\b|\byou (can|must|should|need)\b"
+    r"|\b(set|use|pass|call|install) [`'\"]|\binstead\b"
+)
+"""Words of an exception that name what its library takes."""
 _RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|stderr)(?:\.log)?$")
 """rank3.log; 3/stderr.log of torchrun --log-dir."""
 _EXCEPTION = re.compile(
@@ -150,6 +163,7 @@ class LogReader:
     num_lines: int = 0
     files: list[str] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
+    taken_down: set[int] = field(default_factory=set)
     """The log's rank, or those that failed."""
     waiting: dict[int, Collective] = field(default_factory=dict)
     """By rank, the first collective that timed out."""
@@ -204,7 +218,7 @@ class LogReader:
             if failure is None and is_exception and not said.startswith("SystemExit"):
                 failure = _unknown(said, frames)
             if failure is None:
-                self._note_group(said, torch_rank)
+                self._note_watchdog(said, torch_rank)
                 continue
             at = EvidenceLine(
                 file=name,
@@ -275,10 +289,12 @@ class LogReader:
         """Note the collective in which a rank waited until its time limit."""
         if (waited := timed_out_rank(said, log_rank=log_rank)) is not None and waited[0] not in self.waiting:
             self.waiting[waited[0]], self.timed_out[waited[0]] = waited[1], at
-        self._note_group(said, log_rank)
+        self._note_watchdog(said, log_rank)
 
-    def _note_group(self, said: str, log_rank: int | None) -> None:
-        """Note the process group of a collective that has timed out, which another line may name."""
+    def _note_watchdog(self, said: str, log_rank: int | None) -> None:
+        """Note what lines beside the time-out say: its process group, and ranks that the watchdog ended."""
+        if (taken_down := taken_down_rank(said, log_rank=log_rank)) is not None:
+            self.taken_down.add(taken_down)
         if (named := group_of_rank(said, log_rank=log_rank)) is not None:
             rank, number, group = named
             waited = self.waiting.get(rank)
@@ -300,7 +316,7 @@ class LogReader:
             others=tuple(kinds.values())[:_SHOWN_LINES],
             num_lines=self.num_lines,
             files=tuple(self.files),
-            waits=tuple(waits(self.waiting, seen=self.ranks)),
+            waits=tuple(waits(self.waiting, seen=self.ranks, taken_down=self.taken_down)),
         )
 
     def _mismatch(self) -> Iterator[LoggedFailure]:
@@ -392,6 +408,12 @@ def _unknown(said: str, frames: Sequence[Frame]) -> KnownFailure:
             f"not a known failure: {raised.module} could not handle the data that it was given",
         )
         fix = "print the sample, or the file, that it read: the lines before it in the log may name it"
+    elif _TELLS_WHAT_TO_DO.search(said):
+        who, why = (
+            package,
+            f"not a known failure: {raised.module} refuses it, and its message says what it takes",
+        )
+        fix = "do what the message says"
     else:
         own = next((frame.place for frame in reversed(frames) if frame.module is None), "the script")
         who = package
