@@ -72,6 +72,33 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """How a script names a configuration file that it reads itself."""
+
+    name: str | None = None
+    """A literal."""
+    argument: str | None = None
+    """The attribute with the name, such as "deepspeed" of `args.deepspeed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRead:
+    """A DeepSpeed file that zero.Init() reads as it is written, before Trainer or accelerate fill it in."""
+
+    reader: Snippet
+    """HfDeepSpeedConfig(...) or zero.Init(...)."""
+    at: Snippet
+    """When it is read: the from_pretrained() under HfDeepSpeedConfig, or zero.Init() itself."""
+    file: ConfigFile | None
+    """None if unknown, or if the script changes the content first."""
+    knows_ranks: bool
+    """True if DeepSpeed's communication is set up before, or may be; otherwise it counts one rank."""
+    is_dropped: bool = False
+    """True if the HfDeepSpeedConfig is no longer alive: nothing is read, and the model is not partitioned."""
+    confidence: Confidence = Confidence.CERTAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptArgument:
     """An option of the script's own parser, whose value follows from the command line."""
 
@@ -175,12 +202,19 @@ class ScriptFacts:
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()
     arguments: tuple[ScriptArgument, ...] = ()
+    early_reads: tuple[EarlyRead, ...] = ()
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
         values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
         reached = (call for call in self.calls if not any(_contradicts(need, values) for need in call.needs))
         return replace(self, calls=tuple(reached))
+
+    def with_files_named(self, given: Sequence[str]) -> ScriptFacts:
+        """Return these facts with the files that arguments of the command line name."""
+        values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
+        reads = (replace(read, file=_named_file(read.file, values, given)) for read in self.early_reads)
+        return replace(self, early_reads=tuple(reads))
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls with these actions."""
@@ -208,6 +242,17 @@ def _value_of(argument: ScriptArgument, given: Sequence[str]) -> object:
         else:
             value = text if is_assigned else given[place + 1] if place + 1 < len(given) else _UNKNOWN
     return value
+
+
+def _named_file(
+    file: ConfigFile | None, values: Mapping[str, object], given: Sequence[str]
+) -> ConfigFile | None:
+    """Return a file with its name; None if an argument gives it that is not on the command line."""
+    if file is None or file.argument is None:
+        return file
+    as_text = ScriptArgument(dest=file.argument, options=(f"--{file.argument}",), sets=None, default=None)
+    value = values[file.argument] if file.argument in values else _value_of(as_text, given)
+    return ConfigFile(name=value, argument=file.argument) if isinstance(value, str) else None
 
 
 def _contradicts(need: tuple[str, str, Plain], values: Mapping[str, object]) -> bool:
@@ -238,6 +283,8 @@ class Action(StrEnum):
     MAKE_TRAINER = "Trainer()"
     MAKE_MODEL = "a model is made"
     INITIALIZE = "deepspeed.initialize()"
+    ZERO_INIT = "deepspeed.zero.Init()"
+    SET_UP_RANKS = "deepspeed.init_distributed() or PartialState()"
     PREPARE = "Accelerator.prepare()"
     RESIZE = "resize_token_embeddings()"
     COMPILE = "torch.compile()"

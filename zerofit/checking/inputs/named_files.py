@@ -44,7 +44,7 @@ def named_files(
         yield FileKind.DEEPSPEED, said, None
     for file in tuple(files.values()):
         if file.source is not None:
-            for said in named_by_source(file.name, file.source):
+            for said in named_by_source(file.name, file.source, arguments):
                 yield FileKind.DEEPSPEED, said, file
         if file.document is not None and file.kind is FileKind.ACCELERATE:
             for said in named_by_accelerate(file.document):
@@ -86,14 +86,14 @@ def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Sai
                 yield said
 
 
-def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
-    """Yield the DeepSpeed configurations that literals in a script's source name."""
+def named_by_source(name: str, source: str, arguments: Sequence[str] = ()) -> Iterator[Said[str]]:
+    """Yield the DeepSpeed configurations that a script's source names, by literals or by arguments."""
     if "deepspeed" not in source.lower():
         return
     from zerofit.scripts.source.read_script import read_script  # imported only if needed, since it takes time
 
     try:
-        script = read_script(source, name=name)
+        script = read_script(source, name=name).with_files_named(arguments)
     except Unreadable:
         return
     keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
@@ -102,6 +102,9 @@ def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
     for keyword in keywords:
         if isinstance(keyword.value, str):
             yield keyword.said
+    for read in script.early_reads:
+        if read.file is not None and read.file.name:
+            yield Said(value=read.file.name, text=read.reader.text, place=read.reader.place)
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:

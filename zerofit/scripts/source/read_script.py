@@ -11,6 +11,7 @@ from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
+from zerofit.scripts.source.config_reads import find_early_reads
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, ContextEffect, Reading
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
@@ -127,6 +128,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
         arguments=tuple(argument for argument in reading.arguments.values() if argument is not None),
+        early_reads=tuple(dict.fromkeys(find_early_reads(reading))),
     )
 
 
