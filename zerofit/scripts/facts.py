@@ -83,14 +83,16 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyRead:
-    """A DeepSpeed file that zero.Init() reads as it is written, before Trainer or accelerate fill it in."""
+    """A DeepSpeed file that zero.Init() reads before Trainer or accelerate have filled all of it in."""
 
     reader: Snippet
-    """HfDeepSpeedConfig(...) or zero.Init(...)."""
+    """HfDeepSpeedConfig(...), zero.Init(...) or Accelerator(...)."""
     at: Snippet
-    """When it is read: the from_pretrained() under HfDeepSpeedConfig, or zero.Init() itself."""
+    """When it is read: the from_pretrained() that follows, or zero.Init() itself."""
     file: ConfigFile | None
-    """None if unknown, or if the script changes the content first."""
+    """None if unknown, if the script changes the content first, or if the launcher names it."""
+    is_by_accelerate: bool = False
+    """True if Accelerator() read the file, and put 1 in place of sizes that only prepare() knows."""
     knows_ranks: bool
     """True if DeepSpeed's communication is set up before, or may be; otherwise it counts one rank."""
     is_dropped: bool = False

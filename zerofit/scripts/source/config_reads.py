@@ -1,4 +1,4 @@
-"""Who reads a script's DeepSpeed file first: HfDeepSpeedConfig() and zero.Init() read it as it is written."""
+"""Who reads a script's DeepSpeed file first: HfDeepSpeedConfig(), zero.Init() or Accelerator()."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _ONLY_LOOK = {
 _FILLS_IN = (Action.MAKE_ACCELERATOR, Action.MAKE_ARGUMENTS, Action.PARSE_ARGUMENTS)
 """Calls after which transformers has a configuration that was filled in."""
 _SETS_UP_RANKS = (*_FILLS_IN, Action.INITIALIZE, Action.SET_UP_RANKS)
+_HOLDERS = (Action.MAKE_HF_CONFIG, Action.MAKE_ACCELERATOR)
+_QUANTIZES = {"quantization_config", "load_in_4bit", "load_in_8bit"}
+"""Arguments of from_pretrained() without zero.Init(): transformers does not partition quantized weights."""
 _KNOWS_ZERO3 = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 
 
@@ -123,27 +126,27 @@ def _handed_on(node: ast.AST) -> list[ast.expr]:
 
 
 def find_early_reads(reading: Reading) -> Iterator[EarlyRead]:
-    """Yield each read of a DeepSpeed file by zero.Init() before it is filled in, in the script's order."""
+    """Yield each read of a DeepSpeed file before all of it is filled in, in the script's order."""
     for number, seen in enumerate(reading.calls):
         before = [other for other in reading.calls[:number] if other.root == seen.root]
         if seen.action is Action.ZERO_INIT:
             yield _read(reading, seen, seen, before)
         elif seen.action is Action.MAKE_MODEL and seen.tracked and seen.tracked.source in _KNOWS_ZERO3:
-            holder = _holder(seen, before)
+            holder = None if seen.tracked.given & _QUANTIZES else _holder(seen, before)
             if holder is not None:
                 yield _read(reading, holder, seen, before)
 
 
 def _holder(model: RecordedCall, before: list[RecordedCall]) -> RecordedCall | None:
-    """Return the HfDeepSpeedConfig() that transformers asks when it makes a model.
+    """Return the HfDeepSpeedConfig() or Accelerator() whose configuration transformers uses for a model.
 
-    It asks the last one that was made; None if that is what TrainingArguments or Accelerator filled in.
+    It is the last one that was made; None if that is TrainingArguments, which fill all of it in.
     """
     for seen in reversed(before):
         if seen.action in (*_FILLS_IN, Action.MAKE_HF_CONFIG) and not exclude(
             seen.conditions, model.conditions
         ):
-            return seen if seen.action is Action.MAKE_HF_CONFIG else None
+            return seen if seen.action in _HOLDERS else None
     return None
 
 
@@ -155,13 +158,15 @@ def _read(
     conditions = [
         condition for condition in (*reader.conditions, *seen.conditions) if not condition.is_about_framework
     ]
-    is_sure = not (conditions or seen.root or reader.loops or seen.loops)
+    is_open = "**" in (seen.tracked.given if seen.tracked else ())
+    is_sure = not (conditions or seen.root or reader.loops or seen.loops or is_open)
     dropped_at = tracked.dropped_at if tracked else None
     return EarlyRead(
         reader=reading.text.snippet(reader.node),
         at=reading.text.snippet(seen.node),
         file=tracked.file if tracked else None,
         # The caller of a function that is read on its own may have set up the ranks.
+        is_by_accelerate=reader.action is Action.MAKE_ACCELERATOR,
         knows_ranks=seen.root > 0 or any(other.action in _SETS_UP_RANKS for other in before),
         is_dropped=dropped_at is not None and dropped_at <= reading.calls.index(seen),
         confidence=Confidence.CERTAIN if is_sure else Confidence.LIKELY,

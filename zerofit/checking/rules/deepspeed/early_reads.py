@@ -1,13 +1,15 @@
-"""Rules on scripts that have zero.Init() read ds_config.json before Trainer or accelerate fill it in."""
+"""Rules on who reads ds_config.json first: scripts in which zero.Init() does, before it is filled in."""
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails, hit_at
+from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails, hit_at
 from zerofit.checking.rules.deepspeed.values import MICRO, STEPS, TRAIN, size_of
 from zerofit.checking.rules.script.hits import at_stages
+from zerofit.checking.situation import known
 from zerofit.configs.document import RemoveKey, say
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
@@ -25,7 +27,7 @@ _WHO_FILLS_IN = {
 }
 
 
-def _reads(situation: Situation) -> Iterator[EarlyRead]:
+def _reads(situation: Situation, *, by_accelerate: bool = False) -> Iterator[EarlyRead]:
     """Yield each early read of the situation's DeepSpeed file, at the stage at which there is one."""
     file, script = situation.deepspeed, situation.script
     stage = situation.settings.zero_stage
@@ -33,10 +35,12 @@ def _reads(situation: Situation) -> Iterator[EarlyRead]:
         return
     for read in script.early_reads:
         named = read.file.name if read.file else None
-        is_this = named is not None and os.path.basename(named) == os.path.basename(file.name)
+        is_this = by_accelerate or (
+            named is not None and os.path.basename(named) == os.path.basename(file.name)
+        )
         # from_pretrained() only asks at stage 3; zero.Init() reads the file at any stage.
         is_read = read.at == read.reader or (stage is not None and stage.value is ZeroStage.PARAMETERS)
-        if is_this and is_read and not read.is_dropped:
+        if is_this and is_read and not read.is_dropped and read.is_by_accelerate is by_accelerate:
             yield read
 
 
@@ -96,6 +100,34 @@ def _one_rank(situation: Situation) -> Iterator[Hit]:
                 (TRAIN,),
                 found=f"{say(file, TRAIN)} with {sizes} on 1 rank, read by {_when(read)}",
                 edits=(RemoveKey(document=file.name, path=(TRAIN,)),),
+                confidence=read.confidence,
+            )
+
+
+@Rule(
+    id="accelerate-zero-init-takes-1",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 accelerate takes 1 for batch sizes that are missing when a model is created",
+    why="it knows the batch size only at prepare(); a written train_batch_size is checked before, against 1",
+    fix='write train_batch_size: "auto", or numbers for all three',
+    see=f"{ACCELERATE}/utils/dataclasses.py",
+    evidence=fails("Check batch related parameters"),
+)
+def _takes_1(situation: Situation) -> Iterator[Hit]:
+    file = situation.file
+    train, others = size_of(file, TRAIN), (MICRO, STEPS)
+    lacking = [name for name in others if file.value(name) in (None, "auto")]
+    if train is None or not lacking or any(size_of(file, name) is None for name in {*others} - {*lacking}):
+        return
+    for read in _reads(situation, by_accelerate=True):
+        num_ranks = known(situation.topology, "the number of ranks").world_size
+        if train != num_ranks * math.prod(size_of(file, name) or 1 for name in others):
+            ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+            sizes = " and ".join(say(file, name) for name in others)
+            yield hit_at(
+                file,
+                (TRAIN,),
+                found=f"{say(file, TRAIN)} with {sizes} on {ranks}, read by {_when(read)}",
                 confidence=read.confidence,
             )
 

@@ -222,6 +222,7 @@ def _has_unknown_size(document: Document) -> bool:
 
 
 def size_of(document: Document, name: str) -> int | None:
+    """Return a batch size or number of steps in a file; None if it is missing, "auto" or invalid."""
     value = document.value(name)
     is_size = (
         isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1 and value % 1 == 0

@@ -16,6 +16,7 @@ _LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
 _KEPT = changed(changed(LOADED, *_IMPORT), f"{_SETS_UP}{_LOADS}", f"{_KEEPS}{_LOADS}{_SETS_UP}")
 _DROPPED = changed(_KEPT, _KEEPS, _KEEPS.removeprefix("zero3 = "))
 _AUTO = zero(3, train_micro_batch_size_per_gpu="auto")
+_OPEN = {**_AUTO, "gradient_accumulation_steps": "auto"}
 _WHOLE_BATCH = zero(3, train_batch_size=4)
 
 
@@ -27,6 +28,10 @@ EXAMPLES = {
     "zero-init-counts-one-rank": Examples(
         bad=Example(deepspeed=_WHOLE_BATCH, script=_READS, topology=TWO_RANKS),
         good=Example(deepspeed=_WHOLE_BATCH, script=LANGUAGE, topology=TWO_RANKS),
+    ),
+    "accelerate-zero-init-takes-1": Examples(
+        bad=Example(deepspeed=_OPEN | {"train_batch_size": 4}, script=LANGUAGE, topology=TWO_RANKS),
+        good=Example(deepspeed=_OPEN | {"train_batch_size": "auto"}, script=LANGUAGE, topology=TWO_RANKS),
     ),
     "hf-config-not-kept": Examples(
         bad=Example(deepspeed=zero(3), script=_DROPPED),
