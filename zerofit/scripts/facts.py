@@ -36,7 +36,7 @@ class Keyword:
     """As written: "gradient_accumulation_steps=4"."""
     place: Place
     confidence: Confidence = Confidence.LIKELY
-    """CERTAIN if the script was run, and the value was confirmed."""
+    """CERTAIN for a literal in a call that each run makes, or if the script was run and confirmed it."""
 
     @property
     def said(self) -> Said[Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.document import FileKind
 from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def named_by_source(name: str, source: str, arguments: Sequence[str] = ()) -> It
     for action, taken in _KEYWORDS:
         keywords += [found for call in script.find(action) for found in call.keywords if found.name == taken]
     for keyword in keywords:
-        if isinstance(keyword.value, str):
-            yield keyword.said
+        if isinstance(keyword.value, str):  # which may be beside the folder where it will run
+            yield replace(keyword.said, confidence=Confidence.LIKELY)
     for read in script.early_reads:
         if read.file is not None and read.file.name:
             yield Said(value=read.file.name, text=read.reader.text, place=read.reader.place)

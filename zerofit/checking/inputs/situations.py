@@ -154,7 +154,7 @@ def _situation(
         from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed
 
         trainer = trainer_of(script, route, targets)
-        if trainer is not None and is_inferred:
+        if trainer is not None and is_inferred and not _is_certainly_trainers(trainer):
             said = {
                 name: replace(setting, confidence=Confidence.LIKELY) for name, setting in trainer.said.items()
             }
@@ -197,6 +197,12 @@ def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
     if script is not None and script.find(Action.MAKE_PARSER):
         return False
     return any(file.named_by and _NAMES_FILE.match(file.named_by.text) for file in targets.files)
+
+
+def _is_certainly_trainers(trainer: TrainerSettings) -> bool:
+    """Return True if arguments can only be Trainer's: no other program has --output_dir beside these."""
+    names = trainer.said.keys()
+    return "output_dir" in names and any(name.startswith("per_device_") for name in names)
 
 
 def settings_of_deepspeed(document: Document) -> RunSettings:

@@ -116,7 +116,8 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.accelerator_keywords += reading.record_with_keywords(Action.MAKE_ACCELERATOR, call)
         return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
     if names.is_arguments(name):
-        reading.training_arguments += reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
+        reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
+        reading.training_arguments += reading.certain_keywords_of(call)
         return TrackedObject(kind=ObjectKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
         reading.record(Action.MAKE_PARSER, node)
