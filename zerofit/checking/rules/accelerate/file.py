@@ -15,7 +15,7 @@ from zerofit.checking.inputs.accelerate import (
 )
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.situation import known
-from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
+from zerofit.configs.document import Entries, RenameKey, SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
@@ -84,15 +84,6 @@ def _unknown_keys(situation: Situation, file: Document, schema: Schema) -> Itera
             yield _unknown(file, (entry.key,), entry, names, instead)
 
 
-def written(file: Document, *path: str) -> str:
-    """Return a key and its value as written in the file: mixed_precision=no, where YAML parses false."""
-    entry = file.at(*path)
-    if entry is None or not isinstance(entry.node, Scalar):
-        return say(file, *path)
-    text = file.text[entry.node.span.start : entry.node.span.end]
-    return f"{'.'.join(path)}={show(text)}"
-
-
 def _unknown(
     file: Document, path: tuple[str, ...], entry: KeyValue, names: Iterable[str], instead: str | None
 ) -> Hit:
@@ -104,7 +95,7 @@ def _unknown(
     return hit_at(
         file,
         path,
-        found=written(file, *path),
+        found=say(file, *path),
         fix=instead or (f"write {'.'.join((*path[:-1], near))}, or remove it" if near else None),
         edits=edits,
     )
@@ -175,7 +166,7 @@ def _invalid_value(
     file: Document, path: tuple[str, ...], key: Key, right: str | int | None, edits: tuple[Edit, ...] = ()
 ) -> Hit:
     """Return a hit for a value that accelerate refuses, with the right one if one is similar."""
-    found = f"{written(file, *path)}, but accelerate expects {expected(key)}"
+    found = f"{say(file, *path)}, but accelerate expects {expected(key)}"
     name = ".".join(path)
     fix = f"give {name} {expected(key)}" if right is None else f"write {name}: {right}"
     return hit_at(file, path, found=found, fix=fix, edits=edits)
@@ -277,7 +268,7 @@ def _keys_without_effect(situation: Situation, file: Document, schema: Schema) -
             continue
         flag = f"--{key} {entry.plain}" if isinstance(entry.plain, str) else f"--{key}"
         if situation.command is None or situation.command.find(key) is None:
-            yield hit_at(file, (key,), found=written(file, key), fix=f"set it on the command line: {flag}")
+            yield hit_at(file, (key,), found=say(file, key), fix=f"set it on the command line: {flag}")
 
 
 RULES = declared(vars())

@@ -20,7 +20,7 @@ from zerofit.checking.rule import (
 )
 from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
 from zerofit.checking.situation import entries_of, is_read_by_others, known
-from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
+from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show
 from zerofit.configs.schema import OnUnknown, is_right_type, params_section
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
@@ -381,7 +381,7 @@ def _repeated(situation: Situation) -> Iterator[Hit]:
         is_harmless = all(value == values[0] for value in values)
         if is_harmless and is_read_by_others(situation):
             continue
-        shown = " and ".join(show_apart(values))
+        shown = " and ".join(map(show, values))
         yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))
 
 

@@ -19,7 +19,7 @@ from zerofit.checking.rule import (
     ignored,
 )
 from zerofit.checking.situation import entries_of, is_read_by_others, known
-from zerofit.configs.document import SetValue, say
+from zerofit.configs.document import SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -103,7 +103,8 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     for document, key, found in sorted(wrong, key=lambda value: value[2].path[0] in _NATIVE_ONLY):
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
-        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_repair(document, key, found))
+        edits = _repair(document, key, found)
+        yield hit_at(document, found.path, fix=_fix(key, edits), edits=edits)
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -121,6 +122,13 @@ def _is_unchecked(key: Key, value: object) -> bool:
     """Return True if DeepSpeed accepts any value for a boolean, and uses its truth value."""
     fails = key.name in _FAILS_ON_TEXT and isinstance(value, str)
     return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
+
+
+def _fix(key: Key, edits: tuple[SetValue, ...]) -> str:
+    if not edits:
+        return f"give {expected(key)}"
+    value = edits[0].value
+    return f"write {value}" if isinstance(value, str) else f"write {show(value)} without quotes"
 
 
 def _repair(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
