@@ -70,6 +70,20 @@ def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Prec
     return Said(value=None, text="neither bf16 nor fp16")
 
 
+def _own_precision(
+    trainer: TrainerSettings | None, script: ScriptFacts | None
+) -> Said[Precision | None] | None:
+    """Return the half precision that a script sets itself, in place of the launcher's; None if unknown."""
+    if trainer is not None:
+        said = _of_trainer(trainer, list(_SECTIONS))
+        return said if said is not None and said.value is not None else None
+    for keyword in script.accelerator_keywords if script else ():
+        if keyword.name == "mixed_precision" and keyword.value in _SECTIONS:
+            text = f"Accelerator({keyword.text})"
+            return replace(keyword.said, value=_SECTIONS[str(keyword.value)], text=text)
+    return None
+
+
 def situations(targets: Targets) -> tuple[Situation, ...]:
     """Return the situation of each run that the targets define.
 
@@ -166,6 +180,8 @@ def _situation(
     if deepspeed is not None:
         precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
         settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
+    elif (own := _own_precision(trainer, script)) is not None:
+        settings = replace(settings, precision=own)
     topology = topology_of_launch(accelerate, command)
     if targets.num_processes is not None:
         topology = Topology(world_size=targets.num_processes, on_cpu=bool(topology and topology.on_cpu))
