@@ -129,6 +129,8 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     if name in _RECORDED_ONLY:
         reading.record_with_keywords(_RECORDED_ONLY[name], call)
         return None
+    if name == names.PATH:
+        return config_reads.opened(reading, call, "path")
     if name in names.LOADS | names.COPIES:
         return config_reads.content_of(call)
     if names.is_trainer(name):

@@ -37,13 +37,20 @@ _KNOWS_ZERO3 = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 def call_builtin(reading: Reading, name: str, call: CallSite) -> Value:
     """Return the file that open() opens; None for any other function."""
     is_open = isinstance(call.node, ast.Call) and isinstance(call.node.func, ast.Name) and name == "open"
-    file = named_file(reading, call, "file", 0) if is_open else None
+    return opened(reading, call, "file") if is_open else None
+
+
+def opened(reading: Reading, call: CallSite, name: str) -> Value:
+    """Return the file that an argument of open() or Path() names; None if unknown."""
+    file = named_file(reading, call, name, 0)
     return TrackedObject(kind=ObjectKind.CONFIG, node=call.node, file=file) if file else None
 
 
 def named_file(reading: Reading, call: CallSite, name: str, place: int) -> ConfigFile | None:
     """Return the file that an argument of a call names; None if unknown."""
     value = call.value(name, place)
+    if isinstance(value, TrackedObject) and value.kind is ObjectKind.CONFIG:
+        return value.file
     if isinstance(value, Constant):
         return ConfigFile(name=value.value) if isinstance(value.value, str) else None
     expression = call.expression(name, place)
@@ -83,9 +90,7 @@ def record_reader(reading: Reading, name: str, call: CallSite) -> Value:
     """Record HfDeepSpeedConfig() or zero.Init(), with the file that it is given."""
     is_init = name == names.ZERO_INIT
     given = ("config_dict_or_path", 5) if is_init else ("config_file_or_dict", 0)
-    value = call.value(*given)
-    is_content = isinstance(value, TrackedObject) and value.kind is ObjectKind.CONFIG
-    file = value.file if is_content else named_file(reading, call, *given)  # type: ignore[union-attr]
+    file = named_file(reading, call, *given)
     action = Action.ZERO_INIT if is_init else Action.MAKE_HF_CONFIG
     made = TrackedObject(kind=ObjectKind.HF_CONFIG, node=call.node, file=file)
     reading.record_with_keywords(action, call, made)

@@ -54,6 +54,7 @@ LOADS = {
     f"{package}.{name}" for package in ("json", "hjson", "json5", "commentjson") for name in ("load", "loads")
 }
 COPIES = {"copy.copy", "copy.deepcopy"}
+PATH = "pathlib.Path"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
 PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
 EARLY_STOPPING = {f"transformers.{module}EarlyStoppingCallback" for module in ("", "trainer_callback.")}
