@@ -1,4 +1,4 @@
-"""zerofit check: certain failures exit with 1; values as written; the section of a key; which fixes; --gpus."""
+"""What zerofit check answers: exit codes, values as written, the section of a key, what --fix fixes, --gpus."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _check(run: RunZerofit, folder: Path, line: str, **files: Any) -> subprocess
         (_CALLS.format("bf16=True, per_device_train_batch_size=8"), ""),
         (_CALLS.format("fp16=True, per_device_train_batch_size=8, gradient_accumulation_steps=2"), ""),
         (
-            f"{_IMPORTS}def main():\n    args = Seq2SeqTrainingArguments('o', deepspeed='ds.json', bf16=True)\n"
+            f"{_IMPORTS}def main():\n    args = Seq2SeqTrainingArguments('o', deepspeed='ds.json')\n"
             f"    {_TRAINS}if __name__ == '__main__':\n    main()\n",
             "",
         ),
