@@ -1,4 +1,4 @@
-"""What zerofit check answers: exit codes, values as written, the section of a key, what --fix fixes, --gpus."""
+"""What zerofit check answers: exit codes, values as written, the section of a key, what --fix fixes."""
 
 from __future__ import annotations
 
@@ -212,3 +212,53 @@ def test_the_last_line_says_what_fix_would_fix(
     ds = "{\n" + ",\n".join([first, *entries]) + "\n}\n"
     finished = _check(run_zerofit, tmp_path, "--route native ds.json", ds=ds)
     assert finished.stdout.splitlines()[-1] == f"ds.json: {end}"
+
+
+_DICTIONARY = """\
+import deepspeed
+from transformers import AutoModelForCausalLM
+from transformers.integrations import HfDeepSpeedConfig
+sizes = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
+settings = {
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}
+kept = HfDeepSpeedConfig(settings)
+model = AutoModelForCausalLM.from_pretrained("mine")
+engine = deepspeed.initialize(model=model, config=settings)[0]
+"""
+_COUNTS_1 = "zero-init-counts-one-rank"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", (_COUNTS_1, 6)),
+        ('"train_batch_size": 16,\n', '"train_batch_size": "auto",\n', ("zero-init-reads-auto", 6)),
+        ('_gpu": 1,\n', '_gpu": "auto",\n', ("zero-init-reads-auto", 7)),
+        ('"stage": 3,', '"stage": 3, "overlap_com": True,', ("deepspeed-key-rejected", 10)),
+        ('"stage": 3', '"stage": 3 + 0', None),
+        ("kept =", 'settings["train_batch_size"] = 4\nkept =', None),
+        ("engine =", "settings.update(more)\nengine =", None),
+        ("kept =", "fill(settings)\nkept =", None),
+        ('    "train_batch_size": 16,\n', "", None),
+        ("HfDeepSpeedConfig(settings)", "HfDeepSpeedConfig({**sizes, **settings})", None),
+    ],
+)
+def test_a_dictionary_of_the_script_is_read_as_a_file(
+    run_zerofit: RunZerofit, tmp_path: Path, old: str, new: str, found: tuple[str, int] | None
+) -> None:
+    script = _DICTIONARY.replace(old, new, 1) if old else _DICTIONARY
+    finished = _check(run_zerofit, tmp_path, "--num-processes 4 --fix train.py", script=script)
+    assert (tmp_path / "train.py").read_text() == script
+    assert finished.returncode == (found is not None)
+    if found is None:
+        assert "error[" not in finished.stdout
+    else:
+        assert f"error[{found[0]}]" in finished.stdout
+        assert f"(dictionary in train.py:{found[1]})" in finished.stdout

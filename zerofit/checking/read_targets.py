@@ -231,8 +231,12 @@ class _Reading:
             return
         if not os.path.exists(path):
             if kind is FileKind.DEEPSPEED and (text := inline_json(path)) is not None:
-                name = re.split("[ =:]", said.text)[0]
-                self._add(name, _configuration(name, text, kind))
+                if said.place is None:
+                    name = re.split("[ =:]", said.text)[0]
+                    self._add(name, _configuration(name, text, kind))
+                else:
+                    file = _configuration(f"dictionary in {said.place.file}", text, kind)
+                    self._add(f"{file.name}:{said.place.line}", replace(file, named_by=said))
             elif _is_path(path):
                 self.missing.append(said)
             return

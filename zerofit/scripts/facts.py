@@ -73,10 +73,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """How a script names a configuration file that it reads itself."""
+    """A configuration that a script reads itself: a file, or a dictionary in its source."""
 
     name: str | None = None
     """A literal."""
+    literal: str | None = None
+    """A dictionary of literals, as JSON with each key in its line of the script."""
     argument: str | None = None
     """The attribute with the name, such as "deepspeed" of `args.deepspeed`."""
 

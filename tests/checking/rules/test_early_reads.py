@@ -1,4 +1,4 @@
-"""Who reads a DeepSpeed file first: orders of HfDeepSpeedConfig, zero.Init, Accelerator, TrainingArguments."""
+"""Who reads a DeepSpeed file first: HfDeepSpeedConfig, zero.Init, Accelerator, TrainingArguments."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def named_by_source(name: str, source: str, arguments: Sequence[str] = ()) -> It
         if isinstance(keyword.value, str):  # which may be beside the folder where it will run
             yield replace(keyword.said, confidence=Confidence.LIKELY)
     for read in script.early_reads:
-        if read.file is not None and read.file.name:
-            yield Said(value=read.file.name, text=read.reader.text, place=read.reader.place)
+        if read.file is not None and (named := read.file.literal or read.file.name):
+            yield Said(value=named, text=read.reader.text, place=read.reader.place)
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:

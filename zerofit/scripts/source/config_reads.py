@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
@@ -65,6 +66,35 @@ def named_file(reading: Reading, call: CallSite, name: str, place: int) -> Confi
     )
 
 
+def literal_of(node: ast.Dict) -> Value:
+    """Return the configuration in a dictionary of the script; its content is unknown if it is computed."""
+    try:
+        text, _ = _json_of(node, 1)
+    except (ValueError, TypeError):
+        file = None
+    else:
+        file = ConfigFile(literal=text)
+    return TrackedObject(kind=ObjectKind.CONFIG, node=node, file=file)
+
+
+def _json_of(node: ast.expr, line: int) -> tuple[str, int]:
+    """Return a literal as JSON with keys in their lines, and the line where it ends.
+
+    Raises:
+        ValueError, TypeError: it is no literal, or has no form in JSON.
+    """
+    if not isinstance(node, ast.Dict):
+        return json.dumps(ast.literal_eval(node)), line
+    text = "{"
+    for number, (key, value) in enumerate(zip(node.keys, node.values, strict=True)):
+        if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+            raise ValueError("not a name")
+        text += ("," if number else "") + "\n" * (key.lineno - line)
+        content, line = _json_of(value, max(line, key.lineno))
+        text += f"{json.dumps(key.value)}: {content}"
+    return f"{text}}}", line
+
+
 def content_of(call: CallSite) -> Value:
     """Return the content of a file that is parsed or copied; None for anything else."""
     value = call.arguments[0] if call.arguments else None
@@ -93,6 +123,9 @@ def record_reader(reading: Reading, name: str, call: CallSite) -> Value:
     file = named_file(reading, call, *given)
     action = Action.ZERO_INIT if is_init else Action.MAKE_HF_CONFIG
     made = TrackedObject(kind=ObjectKind.HF_CONFIG, node=call.node, file=file)
+    if file is not None and file.literal is not None:
+        value = call.value(*given)
+        made.of = value if isinstance(value, TrackedObject) else None
     reading.record_with_keywords(action, call, made)
     return None if is_init else made
 
@@ -166,10 +199,12 @@ def _read(
     is_open = "**" in (seen.tracked.given if seen.tracked else ())
     is_sure = not (conditions or seen.root or reader.loops or seen.loops or is_open)
     dropped_at = tracked.dropped_at if tracked else None
+    # A dictionary that is changed later is another one where the engine reads it.
+    is_changed = tracked is not None and tracked.of is not None and tracked.of.file is None
     return EarlyRead(
         reader=reading.text.snippet(reader.node),
         at=reading.text.snippet(seen.node),
-        file=tracked.file if tracked else None,
+        file=tracked.file if tracked and not is_changed else None,
         # The caller of a function that is read on its own may have set up the ranks.
         is_by_accelerate=reader.action is Action.MAKE_ACCELERATOR,
         knows_ranks=seen.root > 0 or any(other.action in _SETS_UP_RANKS for other in before),

@@ -401,6 +401,8 @@ def _mapping(reading: Reading, node: ast.Dict) -> Value:
             values += value.values
         elif isinstance(key, ast.Constant):
             values.append((str(key.value), value))
+    if any(key == "zero_optimization" for key, _ in values):  # DeepSpeed's
+        return config_reads.literal_of(node)
     return Mapping(tuple(values))
 
 

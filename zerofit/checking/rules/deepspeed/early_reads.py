@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails, hit_at
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import EarlyRead
+    from zerofit.configs.document import Document
+    from zerofit.scripts.facts import ConfigFile, EarlyRead
 
 _INTEGRATION = "https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration"
 _WHO_FILLS_IN = {
@@ -34,14 +34,18 @@ def _reads(situation: Situation, *, by_accelerate: bool = False) -> Iterator[Ear
     if file is None or script is None:
         return
     for read in script.early_reads:
-        named = read.file.name if read.file else None
-        is_this = by_accelerate or (
-            named is not None and os.path.basename(named) == os.path.basename(file.name)
-        )
+        is_this = by_accelerate or (read.file is not None and _is_of(file, read.file))
         # from_pretrained() only asks at stage 3; zero.Init() reads the file at any stage.
         is_read = read.at == read.reader or (stage is not None and stage.value is ZeroStage.PARAMETERS)
         if is_this and is_read and not read.is_dropped and read.is_by_accelerate is by_accelerate:
             yield read
+
+
+def _is_of(file: Document, read: ConfigFile) -> bool:
+    """Return True if a document is what a script reads; both may be named from another folder."""
+    if read.literal is not None:
+        return read.literal == file.text
+    return read.name is not None and read.name.rpartition("/")[2] == file.name.rpartition("/")[2]
 
 
 def _when(read: EarlyRead) -> str:
