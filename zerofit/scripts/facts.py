@@ -217,6 +217,7 @@ class ScriptFacts:
     def with_files_named(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts with the files that arguments of the command line name."""
         values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
+        values |= {keyword.name: keyword.value for keyword in self.training_arguments}
         reads = (replace(read, file=_named_file(read.file, values, given)) for read in self.early_reads)
         return replace(self, early_reads=tuple(reads))
 
@@ -251,12 +252,12 @@ def _value_of(argument: ScriptArgument, given: Sequence[str]) -> object:
 def _named_file(
     file: ConfigFile | None, values: Mapping[str, object], given: Sequence[str]
 ) -> ConfigFile | None:
-    """Return a file with its name; None if an argument gives it that is not on the command line."""
+    """Return a file with its name, if the argument that gives it is known."""
     if file is None or file.argument is None:
         return file
     as_text = ScriptArgument(dest=file.argument, options=(f"--{file.argument}",), sets=None, default=None)
     value = values[file.argument] if file.argument in values else _value_of(as_text, given)
-    return ConfigFile(name=value, argument=file.argument) if isinstance(value, str) else None
+    return replace(file, name=value) if isinstance(value, str) else file
 
 
 def _contradicts(need: tuple[str, str, Plain], values: Mapping[str, object]) -> bool:

@@ -71,6 +71,9 @@ _READS = {
         f"accelerator = Accelerator()\n{_KEPT}{_MODEL}model = accelerator.prepare(model)\n"
     ),
     "after TrainingArguments, whose configuration it replaces": f"{_ARGUMENTS}{_KEPT}{_MODEL}{_TRAINER}",
+    "by a field of TrainingArguments": (
+        f"{_ARGUMENTS}kept = HfDeepSpeedConfig(arguments.deepspeed)\n{_MODEL}{_TRAINER}"
+    ),
     "a model by its configuration": (
         f'{_KEPT}model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("mine"))\n{_ENGINE}'
     ),
@@ -105,7 +108,8 @@ def test_auto_is_read_before_it_is_filled_in(script: str) -> None:
 @pytest.mark.parametrize(("script", "arguments"), _READS_BY_ARGUMENT.values(), ids=_READS_BY_ARGUMENT)
 def test_the_file_is_named_by_an_argument(script: str, arguments: str) -> None:
     assert _found(script, _AUTO, arguments) == [("zero-init-reads-auto", "certain")]
-    assert _found(script, _AUTO) == []
+    assert _found(script, _AUTO) == [("zero-init-reads-auto", "likely")]
+    assert _found(script, _AUTO, arguments.replace("ds_config", "other")) == []
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,8 @@ _AS_IT_IS_OR_NOT = {
     ),
     "it is another file": f'kept = HfDeepSpeedConfig("ds_small.json")\n{_MODEL}{_ENGINE}',
     "the file's name is not known": f"kept = HfDeepSpeedConfig(pick())\n{_MODEL}{_ENGINE}",
+    "it is an attribute of another object": f"kept = HfDeepSpeedConfig(run.settings)\n{_MODEL}{_ENGINE}",
+    "the argument is replaced": f"args.ds = fill(args.ds)\nkept = HfDeepSpeedConfig(args.ds)\n{_MODEL}",
     "the weights are quantized": (
         _KEPT + _MODEL.replace('"mine"', '"mine", quantization_config=four_bits') + _ENGINE
     ),

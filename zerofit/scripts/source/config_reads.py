@@ -58,12 +58,12 @@ def named_file(reading: Reading, call: CallSite, name: str, place: int) -> Confi
     if value is None and isinstance(expression, ast.Name):
         assigned = reading.scope.assigned(expression.id)
         expression = assigned[0] if len(assigned) == 1 else None
-    is_attribute = value is None and isinstance(expression, ast.Attribute)
-    return (
-        ConfigFile(argument=expression.attr)
-        if is_attribute and isinstance(expression, ast.Attribute)
-        else None
-    )
+    if isinstance(value, TrackedObject) or not isinstance(expression, ast.Attribute):
+        return None
+    owner = ast.unparse(expression.value)
+    is_set = bool(reading.scope.assigned(f"{owner}.{expression.attr}"))
+    # Of parsed arguments, such as `training_args.deepspeed`; another object's attribute may be anything.
+    return ConfigFile(argument=expression.attr) if "arg" in owner.lower() and not is_set else None
 
 
 def literal_of(node: ast.Dict) -> Value:

@@ -258,6 +258,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
             reading.scope.expressions.setdefault(target.id, []).append(expression)
         case ast.Attribute():
             owner = evaluate(reading, target.value)
+            reading.scope.expressions.setdefault(ast.unparse(target), []).append(expression)
             if isinstance(owner, TrackedObject):
                 owner.attributes[target.attr] = value
                 if owner.kind is ObjectKind.MODEL:  # A module's submodules follow it.

@@ -11,6 +11,7 @@ from zerofit.checking.rules.script.hits import at_stages
 from zerofit.checking.situation import known
 from zerofit.configs.document import RemoveKey, say
 from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
 
 if TYPE_CHECKING:
@@ -42,10 +43,20 @@ def _reads(situation: Situation, *, by_accelerate: bool = False) -> Iterator[Ear
 
 
 def _is_of(file: Document, read: ConfigFile) -> bool:
-    """Return True if a document is what a script reads; both may be named from another folder."""
+    """Return True if a document is what a script reads, or may read by an argument that is not known.
+
+    Both may be named from another folder.
+    """
     if read.literal is not None:
         return read.literal == file.text
-    return read.name is not None and read.name.rpartition("/")[2] == file.name.rpartition("/")[2]
+    if read.name is None:
+        return read.argument is not None
+    return read.name.rpartition("/")[2] == file.name.rpartition("/")[2]
+
+
+def _confidence(read: EarlyRead) -> Confidence:
+    by_argument = read.file is not None and read.file.argument is not None and read.file.name is None
+    return Confidence.LIKELY if by_argument else read.confidence
 
 
 def _when(read: EarlyRead) -> str:
@@ -76,7 +87,7 @@ def _auto(situation: Situation) -> Iterator[Hit]:
             (autos[0],),
             found=f"{' and '.join(say(file, name) for name in autos)}, read by {_when(read)}",
             fix=f"{instead.format(name)}, or {numbers}" if instead else numbers,
-            confidence=read.confidence,
+            confidence=_confidence(read),
         )
 
 
@@ -104,7 +115,7 @@ def _one_rank(situation: Situation) -> Iterator[Hit]:
                 (TRAIN,),
                 found=f"{say(file, TRAIN)} with {sizes} on 1 rank, read by {_when(read)}",
                 edits=(RemoveKey(document=file.name, path=(TRAIN,)),),
-                confidence=read.confidence,
+                confidence=_confidence(read),
             )
 
 
@@ -132,7 +143,7 @@ def _takes_1(situation: Situation) -> Iterator[Hit]:
                 file,
                 (TRAIN,),
                 found=f"{say(file, TRAIN)} with {sizes} on {ranks}, read by {_when(read)}",
-                confidence=read.confidence,
+                confidence=_confidence(read),
             )
 
 
@@ -150,7 +161,7 @@ def _dropped(situation: Situation) -> Iterator[Hit]:
     for read in situation.script.early_reads if situation.script else ():
         if read.is_dropped:
             found = f"{read.reader.text} is gone before {read.at.text} in line {read.at.place.line}"
-            yield Hit(found=found, place=read.reader.place, confidence=read.confidence)
+            yield Hit(found=found, place=read.reader.place, confidence=_confidence(read))
 
 
 RULES = declared(vars())
