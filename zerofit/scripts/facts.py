@@ -80,7 +80,7 @@ class ConfigFile:
     literal: str | None = None
     """A dictionary of literals, as JSON with each key in its line of the script."""
     argument: str | None = None
-    """The attribute with the name, such as "deepspeed" of `args.deepspeed`."""
+    """The parsed argument with the name, such as "deepspeed" of `args.deepspeed`, or another expression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,6 +216,10 @@ def test_accelerate_takes_1_for_missing_sizes(deepspeed: dict[str, Any]) -> None
         (f"{_MODEL}accelerator = Accelerator()\nmodel = accelerator.prepare(model)\n", _OPEN),
         (_OWN + _ACCELERATOR.replace(_MODEL, _MAKES), _OPEN),
         (f"{_ARGUMENTS}{_MODEL}{_TRAINER}", _OPEN),
+        (
+            _ACCELERATOR.replace(_MODEL, f"with plugin.zero3_init_context_manager():\n    {_MODEL}"),
+            _OPEN,
+        ),
     ],
 )
 def test_accelerate_takes_no_1(script: str, deepspeed: dict[str, Any]) -> None:

@@ -42,8 +42,10 @@ def call_builtin(reading: Reading, name: str, call: CallSite) -> Value:
 
 
 def opened(reading: Reading, call: CallSite, name: str) -> Value:
-    """Return the file that an argument of open() or Path() names; None if unknown."""
-    file = named_file(reading, call, name, 0)
+    """Return the file that an argument of open() or Path() names, by a literal or an expression."""
+    file, expression = named_file(reading, call, name, 0), call.expression(name, 0)
+    if file is None and expression is not None:
+        file = ConfigFile(argument=ast.unparse(expression))
     return TrackedObject(kind=ObjectKind.CONFIG, node=call.node, file=file) if file else None
 
 
@@ -170,7 +172,8 @@ def find_early_reads(reading: Reading) -> Iterator[EarlyRead]:
         if seen.action is Action.ZERO_INIT:
             yield _read(reading, seen, seen, before)
         elif seen.action is Action.MAKE_MODEL and seen.tracked and seen.tracked.source in _KNOWS_ZERO3:
-            holder = None if seen.tracked.given & _QUANTIZES else _holder(seen, before)
+            is_whole = seen.tracked.given & _QUANTIZES or seen.tracked.is_under_zero_context
+            holder = None if is_whole else _holder(seen, before)
             if holder is not None:
                 yield _read(reading, holder, seen, before)
 

@@ -13,6 +13,7 @@ from zerofit.configs.document import RemoveKey, say
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,8 +133,10 @@ def _takes_1(situation: Situation) -> Iterator[Hit]:
     file = situation.file
     train, others = size_of(file, TRAIN), (MICRO, STEPS)
     lacking = [name for name in others if file.value(name) in (None, "auto")]
-    if train is None or not lacking or any(size_of(file, name) is None for name in {*others} - {*lacking}):
+    invalid = [name for name in others if name not in lacking and size_of(file, name) is None]
+    if train is None or not lacking or invalid or situation.route is not Route.ACCELERATE:
         return
+    has_own = situation.script is not None and bool(situation.script.find(Action.MAKE_PLUGIN))
     for read in _reads(situation, by_accelerate=True):
         num_ranks = known(situation.topology, "the number of ranks").world_size
         if train != num_ranks * math.prod(size_of(file, name) or 1 for name in others):
@@ -143,7 +146,7 @@ def _takes_1(situation: Situation) -> Iterator[Hit]:
                 file,
                 (TRAIN,),
                 found=f"{say(file, TRAIN)} with {sizes} on {ranks}, read by {_when(read)}",
-                confidence=_confidence(read),
+                confidence=Confidence.LIKELY if has_own else _confidence(read),
             )
 
 
