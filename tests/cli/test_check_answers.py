@@ -262,3 +262,14 @@ def test_a_dictionary_of_the_script_is_read_as_a_file(
     else:
         assert f"error[{found[0]}]" in finished.stdout
         assert f"(dictionary in train.py:{found[1]})" in finished.stdout
+
+
+def test_a_review_shows_a_dictionary_in_its_script(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    script = _DICTIONARY.replace('"stage": 3,', '"stage": 3, "overlap_com": True,')
+    finished = _check(run_zerofit, tmp_path, "--sarif train.py", script=script)
+    results = json.loads(finished.stdout)["runs"][0]["results"]
+    assert [result["locations"][0]["physicalLocation"] for result in results][-1] == {
+        "artifactLocation": {"uri": "train.py"},
+        "region": {"startLine": 10},
+    }
+    assert not any("fixes" in result for result in results)
