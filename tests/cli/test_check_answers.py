@@ -59,6 +59,30 @@ def test_a_file_that_contradicts_its_trainer_fails(
     assert finished.returncode == 1
 
 
+_CLASS = "from dataclasses import dataclass\n@dataclass\nclass Data:\n    {}: str = ''\n"
+_BOTH = _PARSES.replace("(TrainingArguments)", "((Data, TrainingArguments))")
+_FOREIGN = f"from mine import Data\n{_BOTH}"
+
+
+@pytest.mark.parametrize(
+    ("script", "argument", "is_certain"),
+    [
+        (_PARSES, "--evaluation_strategy epoch", True),
+        (_PARSES, "--no_cuda", True),
+        (_CLASS.format("path") + _BOTH, "--evaluation_strategy=steps", True),
+        (_CLASS.format("evaluation_strategy") + _BOTH, "--evaluation_strategy steps", False),
+        (_FOREIGN, "--evaluation_strategy steps", False),
+    ],
+)
+def test_a_field_that_is_gone_is_refused_on_the_command_line(
+    run_zerofit: RunZerofit, tmp_path: Path, script: str, argument: str, is_certain: bool
+) -> None:
+    finished = _check(run_zerofit, tmp_path, f"train.py --output_dir o {argument}", script=script)
+    severity = "error" if is_certain else "warning"
+    assert f"{severity}[training-argument-unknown]" in finished.stdout
+    assert finished.returncode == is_certain
+
+
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [

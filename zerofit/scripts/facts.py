@@ -202,6 +202,8 @@ class ScriptFacts:
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
     parses_plain_arguments: bool = False
     """True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
+    other_arguments: frozenset[str] | None = None
+    """Fields of the script's own dataclasses that HfArgumentParser fills beside them; None if unknown."""
     calls: tuple[ScriptCall, ...] = ()
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()

@@ -335,7 +335,8 @@ def _nothing_to_evaluate_on(situation: Situation) -> Iterator[Hit]:
         # Of a class of the script no keywords are known, and not what it adds to them.
         is_open = "train_dataset" not in call.given or call.given & {"eval_dataset", "**"}
         if not is_open and not call.is_conditional and _TRAINER_CALL.match(call.seen.text):
-            yield hit(call.seen, f" without eval_dataset, with {evaluation.text}")
+            behind = f" without eval_dataset, with {evaluation.text}"
+            yield hit(call.seen, behind, evaluation.confidence)
 
 
 @Rule(
@@ -407,8 +408,11 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         instead = gone.get(said.value, f"write {near}" if near else None)
         yield hit_of(said, fix=_as_fix(instead))
     for name, argument in trainer.said.items():
+        others = situation.script.other_arguments if situation.script else None
         if name in gone:  # on a command line, another class of the script may use it
-            yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=Confidence.LIKELY)
+            is_certain = others is not None and name not in others
+            confidence = argument.confidence if is_certain else Confidence.LIKELY
+            yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=confidence)
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
         if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
             found = f"tokenizer=... in {call.seen.text}"
