@@ -297,3 +297,28 @@ def test_a_review_shows_a_dictionary_in_its_script(run_zerofit: RunZerofit, tmp_
         "region": {"startLine": 10},
     }
     assert not any("fixes" in result for result in results)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fix"),
+    [
+        ({"train_batch_size": 16}, "leave train_batch_size out"),
+        ({"train_micro_batch_size_per_gpu": 4}, "set per_device_train_batch_size to its value"),
+        ({"gradient_accumulation_steps": 4}, "set gradient_accumulation_steps to its value"),
+        ({"train_batch_size": 16, "gradient_accumulation_steps": 4}, "leave train_batch_size out"),
+        ({"gradient_clipping": 0.5}, 'write gradient_clipping: "auto"'),
+    ],
+)
+def test_no_advice_for_a_trainer_fails_in_zero_init(
+    run_zerofit: RunZerofit, tmp_path: Path, sizes: dict[str, int], fix: str
+) -> None:
+    script = (
+        _DICTIONARY.partition("sizes =")[0]
+        + 'kept = HfDeepSpeedConfig("ds.json")\nmodel = AutoModelForCausalLM.from_pretrained("mine")\n'
+        + _CALLS.format("max_grad_norm=1.0")
+    )
+    ds = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3}, **sizes}
+    finished = _check(run_zerofit, tmp_path, "--num-processes 4 train.py", script=script, ds=ds)
+    assert "error[trainer-values-differ]" in finished.stdout
+    assert f"  fix:   {fix}" in finished.stdout
+    assert ('batch_size: "auto"' in finished.stdout) is False

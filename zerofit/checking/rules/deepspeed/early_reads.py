@@ -29,7 +29,7 @@ _WHO_FILLS_IN = {
 }
 
 
-def _reads(situation: Situation, *, by_accelerate: bool = False) -> Iterator[EarlyRead]:
+def early_reads_of(situation: Situation, *, by_accelerate: bool = False) -> Iterator[EarlyRead]:
     """Yield each early read of the situation's DeepSpeed file, at the stage at which there is one."""
     file, script = situation.deepspeed, situation.script
     stage = situation.settings.zero_stage
@@ -79,7 +79,7 @@ def _when(read: EarlyRead) -> str:
 def _auto(situation: Situation) -> Iterator[Hit]:
     file = situation.file
     autos = [name for name in (TRAIN, MICRO, STEPS) if file.value(name) == "auto"]
-    for read in _reads(situation) if autos else ():
+    for read in early_reads_of(situation) if autos else ():
         name = read.reader.text.partition("(")[0]
         instead = _WHO_FILLS_IN.get(situation.route) if situation.route and read.at != read.reader else None
         numbers = f"write numbers for {MICRO} and {STEPS}, and leave {TRAIN} out"
@@ -108,7 +108,7 @@ def _one_rank(situation: Situation) -> Iterator[Hit]:
         return
     if train % (micro * steps) or (ranks is not None and ranks.world_size == 1):
         return  # wrong on any number of ranks, or on this one: deepspeed-batch-sizes-disagree
-    for read in _reads(situation):
+    for read in early_reads_of(situation):
         if not read.knows_ranks:
             sizes = " and ".join(say(file, name) for name in (MICRO, STEPS))
             yield hit_at(
@@ -137,7 +137,7 @@ def _takes_1(situation: Situation) -> Iterator[Hit]:
     if train is None or not lacking or invalid or situation.route is not Route.ACCELERATE:
         return
     has_own = situation.script is not None and bool(situation.script.find(Action.MAKE_PLUGIN))
-    for read in _reads(situation, by_accelerate=True):
+    for read in early_reads_of(situation, by_accelerate=True):
         num_ranks = known(situation.topology, "the number of ranks").world_size
         if train != num_ranks * math.prod(size_of(file, name) or 1 for name in others):
             ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
