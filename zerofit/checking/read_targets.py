@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
 from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.checking.inputs.named_files import named_files, resumed_from
-from zerofit.checking.targets import TargetFile, Targets
+from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.configs.text.unreadable import MAX_BYTES
@@ -231,8 +231,12 @@ class _Reading:
             return
         if not os.path.exists(path):
             if kind is FileKind.DEEPSPEED and (text := inline_json(path)) is not None:
-                name = re.split("[ =:]", said.text)[0]
-                self._add(name, _configuration(name, text, kind))
+                if said.place is None:
+                    name = re.split("[ =:]", said.text)[0]
+                    self._add(name, _configuration(name, text, kind))
+                else:
+                    file = _configuration(f"{DICTIONARY}{said.place.file}", text, kind)
+                    self._add(f"{file.name}:{said.place.line}", replace(file, named_by=said))
             elif _is_path(path):
                 self.missing.append(said)
             return

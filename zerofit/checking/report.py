@@ -119,11 +119,19 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
         counts = ", ".join(
             f"{number} {_PLURAL[severity][number > 1]}" for severity, number in found.items() if number
         )
-        num_fixable = sum(is_fixable(finding, files) for finding in verdict.findings)
-        return f"{names}: {counts}" + (f"; --fix fixes {num_fixable} of them" if num_fixable else "")
+        fixable = [finding for finding in verdict.findings if is_fixable(finding, files)]
+        return f"{names}: {counts}" + (f"; --fix fixes {_which(fixable, verdict)}" if fixable else "")
     num_unknown = len({unknown.rule for unknown in verdict.unknown})
     holding = f"{num_rules - num_unknown} rules passed"
     return f"ok: {names}: {holding}" + (f", {num_unknown} not checked" if num_unknown else "")
+
+
+def _which(fixable: Sequence[Finding], verdict: Verdict) -> str:
+    """Return in words which findings --fix fixes."""
+    if len(fixable) == len(verdict.findings):
+        return "it" if len(fixable) == 1 else f"all {len(fixable)} of them"
+    named = [f"{finding.rule} ({finding.place or 'no line'})" for finding in fixable]
+    return f"{len(fixable)} of them: {_few(named)}"
 
 
 def _describe_files(files: Sequence[TargetFile]) -> str:

@@ -62,6 +62,8 @@ class TrainerSettings:
     """Fields that the script sets to values only known at run time."""
     is_complete: bool = False
     """True if all arguments and keywords are known, so that missing fields have their defaults."""
+    confidence: Confidence = Confidence.LIKELY
+    """Of the defaults: CERTAIN if each run certainly makes these TrainingArguments."""
     surplus: tuple[Said[str], ...] = ()
     """Unknown keywords of TrainingArguments(...); the values are the names."""
 
@@ -76,7 +78,7 @@ class TrainerSettings:
         if name in self.unread or not self.is_complete or name not in DEFAULTS:
             return None
         value = DEFAULTS[name]
-        return Said(value=value, text=f"no {name}, so it is {value}", confidence=Confidence.LIKELY)
+        return Said(value=value, text=f"no {name}, so it is {value}", confidence=self.confidence)
 
 
 T = TypeVar("T")

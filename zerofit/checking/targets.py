@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from zerofit.core.setting import Said
 
 
+DICTIONARY = "dictionary in "
+"""Begins the name of a configuration that is a dictionary in a script, before the script's name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFile:
     """A file that was read, or could not be read."""

@@ -11,7 +11,7 @@ import click
 
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
-from zerofit.cli.completion import complete_file
+from zerofit.cli.completion import complete_file, complete_gpus
 from zerofit.cli.options import capture_limit_option, json_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerofit.checking.report import Report
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
+    from zerofit.core.facts import Machine
 
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 )
 @click.option("--num-processes", type=POSITIVE, help="Ranks on all nodes together.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")
+@click.option(
+    "--gpus", metavar="SPEC", shell_complete=complete_gpus, help="GPUs of one node, such as 8xA100-80G."
+)
 @click.option("--here", is_flag=True, help="The run is on this machine: check it against its GPUs.")
 @click.option(
     "--capture",
@@ -64,6 +68,7 @@ def check(
     route: Route | None,
     num_processes: int | None,
     on_cpu: bool,
+    gpus: str | None,
     here: bool,
     captures: bool,
     capture_limit_s: float,
@@ -84,11 +89,8 @@ def check(
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     if not captures:
         check_capture_limit(capture_limit_s, because="no --capture")
-    machine = None
-    if here:
-        from zerofit.machine.this_node import probe_machine
-
-        machine = probe_machine()
+    if gpus is not None and here:
+        raise click.UsageError("--gpus and --here are alternatives", context)
     check_targets = partial(
         check_run.check,
         *targets,
@@ -96,7 +98,7 @@ def check(
         route=route,
         num_processes=num_processes,
         on_cpu=on_cpu,
-        machine=machine,
+        machine=_machine(gpus, here=here),
         stdin=cache(sys.stdin.buffer.read),
     )
     if captures:
@@ -119,6 +121,19 @@ def check(
         click.echo("zerofit: with facts of an earlier capture of this script, unchanged since", err=True)
     click.echo(_output(report, as_json=as_json, as_sarif=as_sarif))
     return report.exit_code
+
+
+def _machine(gpus: str | None, *, here: bool) -> Machine | None:
+    """Return the node that will run it; None if the user does not say."""
+    if gpus is not None:
+        from zerofit.machine.machine_spec import machine_of_spec  # imported only if needed
+
+        return machine_of_spec(gpus, num_nodes=1).machine
+    if not here:
+        return None
+    from zerofit.machine.this_node import probe_machine
+
+    return probe_machine()
 
 
 def _refuse_wrong_use(

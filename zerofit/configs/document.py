@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Place, Said
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Format(StrEnum):
@@ -193,23 +191,32 @@ Edit: TypeAlias = SetValue | RenameKey | RemoveKey
 def say(document: Document, *path: str) -> str:
     """Return a key and its value as the user wrote them; "no KEY" if the key is missing."""
     entry = document.at(*path)
-    return f"{'.'.join(path)}={show(entry.plain)}" if entry else f"no {'.'.join(path)}"
+    return f"{'.'.join(path)}={written(document, entry.node)}" if entry else f"no {'.'.join(path)}"
 
 
-def show_apart(values: Sequence[Any]) -> list[str]:
-    """Return values as `show` does, but quote strings where two would look the same: 3 and "3"."""
-    import json
-
-    shown = [show(value) for value in values]
-    is_ambiguous = any(
-        shown[i] == shown[k] and values[i] != values[k] for i in range(len(values)) for k in range(i)
-    )
-    return [show(json.dumps(value)) for value in values] if is_ambiguous else shown
+def written(document: Document, node: Node) -> str:
+    """Return a value as the file has it, truncated if long; JSON's words without their quotes."""
+    text = document.text[node.span.start : node.span.end]
+    is_word = isinstance(plain(node), str) and document.format is not Format.YAML
+    if is_word or not isinstance(node, Scalar) or not text or "\n" in text:
+        return show(plain(node))
+    return _shortened(text)
 
 
 def show(value: Any) -> str:
-    """Return a value as JSON text, truncated if long."""
+    """Return a value as JSON text, truncated if long; words without quotes, but "8" is no number."""
     import json
 
-    text = value if isinstance(value, str) else json.dumps(value)
+    return _shortened(value if isinstance(value, str) and not _reads_as_other(value) else json.dumps(value))
+
+
+def _reads_as_other(text: str) -> bool:
+    """Return True if a string without its quotes would be a number, a boolean or null."""
+    with suppress(ValueError):
+        float(text)
+        return True
+    return text.lower() in ("", "true", "false", "null")
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."

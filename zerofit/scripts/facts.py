@@ -36,7 +36,7 @@ class Keyword:
     """As written: "gradient_accumulation_steps=4"."""
     place: Place
     confidence: Confidence = Confidence.LIKELY
-    """CERTAIN if the script was run, and the value was confirmed."""
+    """CERTAIN for a literal in a call that each run makes, or if the script was run and confirmed it."""
 
     @property
     def said(self) -> Said[Any]:
@@ -69,6 +69,37 @@ class Model:
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), if it comes after the model."""
     is_before_setup: bool
     """True if nothing that reads the DeepSpeed configuration was created before the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """A configuration that a script reads itself: a file, or a dictionary in its source."""
+
+    name: str | None = None
+    """A literal."""
+    literal: str | None = None
+    """A dictionary of literals, as JSON with each key in its line of the script."""
+    argument: str | None = None
+    """The parsed argument with the name, such as "deepspeed" of `args.deepspeed`, or another expression."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRead:
+    """A DeepSpeed file that zero.Init() reads before Trainer or accelerate have filled all of it in."""
+
+    reader: Snippet
+    """HfDeepSpeedConfig(...), zero.Init(...) or Accelerator(...)."""
+    at: Snippet
+    """When it is read: the from_pretrained() that follows, or zero.Init() itself."""
+    file: ConfigFile | None
+    """None if unknown, if the script changes the content first, or if the launcher names it."""
+    is_by_accelerate: bool = False
+    """True if Accelerator() read the file, and put 1 in place of sizes that only prepare() knows."""
+    knows_ranks: bool
+    """True if DeepSpeed's communication is set up before, or may be; otherwise it counts one rank."""
+    is_dropped: bool = False
+    """True if the HfDeepSpeedConfig is no longer alive: nothing is read, and the model is not partitioned."""
+    confidence: Confidence = Confidence.CERTAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,16 +202,26 @@ class ScriptFacts:
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
     parses_plain_arguments: bool = False
     """True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
+    other_arguments: frozenset[str] | None = None
+    """Fields of the script's own dataclasses that HfArgumentParser fills beside them; None if unknown."""
     calls: tuple[ScriptCall, ...] = ()
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()
     arguments: tuple[ScriptArgument, ...] = ()
+    early_reads: tuple[EarlyRead, ...] = ()
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
         values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
         reached = (call for call in self.calls if not any(_contradicts(need, values) for need in call.needs))
         return replace(self, calls=tuple(reached))
+
+    def with_files_named(self, given: Sequence[str]) -> ScriptFacts:
+        """Return these facts with the files that arguments of the command line name."""
+        values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
+        values |= {keyword.name: keyword.value for keyword in self.training_arguments}
+        reads = (replace(read, file=_named_file(read.file, values, given)) for read in self.early_reads)
+        return replace(self, early_reads=tuple(reads))
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls with these actions."""
@@ -208,6 +249,17 @@ def _value_of(argument: ScriptArgument, given: Sequence[str]) -> object:
         else:
             value = text if is_assigned else given[place + 1] if place + 1 < len(given) else _UNKNOWN
     return value
+
+
+def _named_file(
+    file: ConfigFile | None, values: Mapping[str, object], given: Sequence[str]
+) -> ConfigFile | None:
+    """Return a file with its name, if the argument that gives it is known."""
+    if file is None or file.argument is None:
+        return file
+    as_text = ScriptArgument(dest=file.argument, options=(f"--{file.argument}",), sets=None, default=None)
+    value = values[file.argument] if file.argument in values else _value_of(as_text, given)
+    return replace(file, name=value) if isinstance(value, str) else file
 
 
 def _contradicts(need: tuple[str, str, Plain], values: Mapping[str, object]) -> bool:
@@ -238,6 +290,8 @@ class Action(StrEnum):
     MAKE_TRAINER = "Trainer()"
     MAKE_MODEL = "a model is made"
     INITIALIZE = "deepspeed.initialize()"
+    ZERO_INIT = "deepspeed.zero.Init()"
+    SET_UP_RANKS = "deepspeed.init_distributed() or PartialState()"
     PREPARE = "Accelerator.prepare()"
     RESIZE = "resize_token_embeddings()"
     COMPILE = "torch.compile()"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.document import FileKind
 from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def named_files(
         yield FileKind.DEEPSPEED, said, None
     for file in tuple(files.values()):
         if file.source is not None:
-            for said in named_by_source(file.name, file.source):
+            for said in named_by_source(file.name, file.source, arguments):
                 yield FileKind.DEEPSPEED, said, file
         if file.document is not None and file.kind is FileKind.ACCELERATE:
             for said in named_by_accelerate(file.document):
@@ -86,22 +87,25 @@ def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Sai
                 yield said
 
 
-def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
-    """Yield the DeepSpeed configurations that literals in a script's source name."""
+def named_by_source(name: str, source: str, arguments: Sequence[str] = ()) -> Iterator[Said[str]]:
+    """Yield the DeepSpeed configurations that a script's source names, by literals or by arguments."""
     if "deepspeed" not in source.lower():
         return
     from zerofit.scripts.source.read_script import read_script  # imported only if needed, since it takes time
 
     try:
-        script = read_script(source, name=name)
+        script = read_script(source, name=name).with_files_named(arguments)
     except Unreadable:
         return
     keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
     for action, taken in _KEYWORDS:
         keywords += [found for call in script.find(action) for found in call.keywords if found.name == taken]
     for keyword in keywords:
-        if isinstance(keyword.value, str):
-            yield keyword.said
+        if isinstance(keyword.value, str):  # which may be beside the folder where it will run
+            yield replace(keyword.said, confidence=Confidence.LIKELY)
+    for read in script.early_reads:
+        if read.file is not None and (named := read.file.literal or read.file.name):
+            yield Said(value=named, text=read.reader.text, place=read.reader.place)
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:

@@ -43,4 +43,4 @@ def _of_trainer(trainer: TrainerSettings) -> Said[str | None] | None:
         return replace(said, value=optimizer) if optimizer else None
     if "optim" in trainer.unread or not trainer.is_complete:
         return None
-    return Said(value=_TRAINER_DEFAULT, text="no optim", confidence=Confidence.LIKELY)
+    return Said(value=_TRAINER_DEFAULT, text="no optim", confidence=trainer.confidence)

@@ -70,6 +70,20 @@ def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Prec
     return Said(value=None, text="neither bf16 nor fp16")
 
 
+def _own_precision(
+    trainer: TrainerSettings | None, script: ScriptFacts | None
+) -> Said[Precision | None] | None:
+    """Return the half precision that a script sets itself, in place of the launcher's; None if unknown."""
+    if trainer is not None:
+        said = _of_trainer(trainer, list(_SECTIONS))
+        return said if said is not None and said.value is not None else None
+    for keyword in script.accelerator_keywords if script else ():
+        if keyword.name == "mixed_precision" and keyword.value in _SECTIONS:
+            text = f"Accelerator({keyword.text})"
+            return replace(keyword.said, value=_SECTIONS[str(keyword.value)], text=text)
+    return None
+
+
 def situations(targets: Targets) -> tuple[Situation, ...]:
     """Return the situation of each run that the targets define.
 
@@ -92,7 +106,7 @@ def read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[Broke
     read, broken = [], []
     for name, source in targets.scripts:
         try:
-            facts = read_script(source, name=name)
+            facts = read_script(source, name=name).with_files_named(targets.arguments)
             read.append(facts.reached_with(targets.arguments) if targets.are_all_arguments else facts)
         except Unreadable as error:
             broken.append(BrokenFile(name=name, kind=FileKind.SCRIPT, error=error))
@@ -154,7 +168,7 @@ def _situation(
         from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed
 
         trainer = trainer_of(script, route, targets)
-        if trainer is not None and is_inferred:
+        if trainer is not None and is_inferred and not _is_certainly_trainers(trainer):
             said = {
                 name: replace(setting, confidence=Confidence.LIKELY) for name, setting in trainer.said.items()
             }
@@ -166,6 +180,8 @@ def _situation(
     if deepspeed is not None:
         precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
         settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
+    elif (own := _own_precision(trainer, script)) is not None:
+        settings = replace(settings, precision=own)
     topology = topology_of_launch(accelerate, command)
     if targets.num_processes is not None:
         topology = Topology(world_size=targets.num_processes, on_cpu=bool(topology and topology.on_cpu))
@@ -197,6 +213,12 @@ def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
     if script is not None and script.find(Action.MAKE_PARSER):
         return False
     return any(file.named_by and _NAMES_FILE.match(file.named_by.text) for file in targets.files)
+
+
+def _is_certainly_trainers(trainer: TrainerSettings) -> bool:
+    """Return True if arguments can only be Trainer's: no other program has --output_dir beside these."""
+    names = trainer.said.keys()
+    return "output_dir" in names and any(name.startswith("per_device_") for name in names)
 
 
 def settings_of_deepspeed(document: Document) -> RunSettings:

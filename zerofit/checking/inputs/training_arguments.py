@@ -44,8 +44,17 @@ def read_training_arguments(
     if not keywords and not made:
         parses_all = script is not None and script.parses_plain_arguments
         is_complete = parses_all and any(word.startswith("--") for word in arguments)
-        return TrainerSettings(said=dict(_of_arguments(arguments, fields)), is_complete=is_complete)
+        return TrainerSettings(
+            said=dict(_of_arguments(arguments, fields)),
+            is_complete=is_complete,
+            confidence=Confidence.CERTAIN if is_complete else Confidence.LIKELY,
+        )
     said = {keyword.name: keyword.said for keyword in keywords}
+    if len(made) > 1:  # each may be another Trainer's
+        said = {
+            name: dataclasses.replace(field, confidence=Confidence.LIKELY) for name, field in said.items()
+        }
+    is_certain = any(field.confidence is Confidence.CERTAIN for field in said.values())
     given = frozenset(name for call in made for name in call.given) - {"**"}
     is_open = any("**" in call.given for call in made)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in PLAIN_ARGUMENTS
@@ -53,6 +62,7 @@ def read_training_arguments(
         said={name: field for name, field in said.items() if fields.find(name) is not None},
         unread=given - set(said),
         is_complete=is_plain and not is_open,
+        confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY,
         surplus=tuple(
             dataclasses.replace(said.get(name) or _computed(name, made[0]), value=name)
             for name in sorted(given)

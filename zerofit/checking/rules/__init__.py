@@ -5,6 +5,7 @@ from zerofit.checking.rules import pipeline, precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
 from zerofit.checking.rules.deepspeed import (
+    early_reads,
     expert_parallel,
     keys,
     offload,
@@ -30,6 +31,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *accelerate_file.RULES,
     *values.RULES,
     *readers.RULES,
+    *early_reads.RULES,
     *keys.RULES,
     *switches.RULES,
     *flags.RULES,
@@ -74,6 +76,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     *deepspeed_section.RULES,
     *values.RULES,
     *readers.RULES,
+    *early_reads.RULES,
     *keys.RULES,
     *switches.RULES,
     *offload.RULES,

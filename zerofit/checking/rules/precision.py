@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import launch_of
-from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, ignored
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_of, ignored
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
@@ -51,7 +51,8 @@ def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
     if precision.value is not Precision.BF16:
         return
     if gpu := _first_gpu(situation, lambda gpu, _: not gpu.has_bf16):
-        yield Hit(found=f"{precision.text} on {gpu}", place=precision.place)
+        fix = None if "precision" in situation.settings.names else "train in fp16 or fp32 instead"
+        yield hit_of(precision, f" on {gpu}", fix=fix)
 
 
 def _first_gpu(situation: Situation, lacks: Callable[[GpuSpec, tuple[int, int]], bool]) -> str | None:

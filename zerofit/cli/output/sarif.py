@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.report import unknown_lines
 from zerofit.checking.rule import Severity
 from zerofit.checking.rule_pages import fix_text, rule_page
+from zerofit.checking.targets import DICTIONARY
 from zerofit.configs.text.edits import Uneditable, apply_edits
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def sarif(
         rules: the rules applied.
         version: zerofit's own.
     """
-    documents = {file.name: file.document for file in files if file.document is not None}
+    documents = {
+        file.name: file.document
+        for file in files
+        if file.document is not None and not file.name.startswith(DICTIONARY)
+    }
     indices = {rule.id: number for number, rule in enumerate(rules)}
     results = []
     for finding in verdict.findings:
@@ -97,8 +102,10 @@ def _result(finding: Finding, *, fallback: str | None) -> dict[str, Any]:
     place = finding.place
     name = place.file if place else fallback
     if name is not None:
-        region = {"startLine": place.line, "startColumn": place.column} if place else {"startLine": 1}
-        location = {"artifactLocation": {"uri": uri(name)}, "region": region}
+        region = {"startLine": place.line if place else 1}
+        if place and not name.startswith(DICTIONARY):  # which has only the lines of the script
+            region["startColumn"] = place.column
+        location = {"artifactLocation": {"uri": uri(name.removeprefix(DICTIONARY))}, "region": region}
         result["locations"] = [{"physicalLocation": location}]
     return result
 

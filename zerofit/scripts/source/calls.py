@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
-from zerofit.scripts.source import names, parsers
+from zerofit.scripts.source import config_reads, names, parsers
 from zerofit.scripts.source.conditions import exclude
 from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
 from zerofit.scripts.source.values import (
@@ -30,6 +30,7 @@ _RECORDED_ONLY = {
     **dict.fromkeys(names.PLUGINS, Action.MAKE_PLUGIN),
     **dict.fromkeys(names.GENERATES, Action.GENERATE_TOGETHER),
     **dict.fromkeys(names.BARRIERS, Action.WAIT),
+    **dict.fromkeys(names.RANK_SETUPS, Action.SET_UP_RANKS),
     **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
     **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
     **dict.fromkeys(names.EARLY_STOPPING, Action.STOP_EARLY),
@@ -88,10 +89,13 @@ _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 
 def call_unknown(reading: Reading, call: CallSite) -> Value:
     """Record a call of something unknown, and return its result."""
-    mark_escaped(call.values)
     node = call.node
     name = names.called_name(node) if isinstance(node, ast.Call) else ""
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if (read := config_reads.call_builtin(reading, name, call)) is not None:
+        return read
+    mark_escaped(call.values)
+    config_reads.mark_changed(call.values, name)
     parsers.mark_arguments_unknown(call.values, name)
     if name in names.PARSE_CALLS:
         reading.record(Action.PARSE_ARGUMENTS, node)
@@ -112,16 +116,23 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.accelerator_keywords += reading.record_with_keywords(Action.MAKE_ACCELERATOR, call)
         return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
     if names.is_arguments(name):
-        reading.training_arguments += reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
+        reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
+        reading.training_arguments += reading.certain_keywords_of(call)
         return TrackedObject(kind=ObjectKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
         reading.record(Action.MAKE_PARSER, node)
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
         return call.arguments[0] if call.arguments else None
-    if last == "HfDeepSpeedConfig" or name in _RECORDED_ONLY:
-        reading.record_with_keywords(_RECORDED_ONLY.get(name, Action.MAKE_HF_CONFIG), call)
+    if name == names.ZERO_INIT or (last == "HfDeepSpeedConfig" and not name.startswith("accelerate.")):
+        return config_reads.record_reader(reading, name, call)
+    if name in _RECORDED_ONLY:
+        reading.record_with_keywords(_RECORDED_ONLY[name], call)
         return None
+    if name == names.PATH:
+        return config_reads.opened(reading, call, "path")
+    if name in names.LOADS | names.COPIES:
+        return config_reads.content_of(call)
     if names.is_trainer(name):
         return make_trainer(reading, call, given=given_to(call))
     is_loaded = last in ("from_pretrained", "from_config")
@@ -148,6 +159,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return TrackedObject(kind=ObjectKind.LOADER, node=node, has_batch_size=_has_batch_size(call))
     else:
         mark_escaped(call.values)
+        config_reads.mark_changed(call.values, last)
         return _make_optimizer(reading, name, call)
     return None
 
@@ -291,6 +303,8 @@ def make_trainer(reading: Reading, call: CallSite, given: frozenset[str] = froze
 def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
     """Record a method call, and return its result, or the script's own method that it runs."""
     tracked, name = method.this, method.name
+    if tracked.kind is ObjectKind.CONFIG:
+        return config_reads.call_config(tracked, name, call)
     if tracked.kind is ObjectKind.ACCELERATOR:
         return _call_accelerator(reading, name, call)
     if tracked.kind is ObjectKind.MODEL:

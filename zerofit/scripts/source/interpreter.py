@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState
-from zerofit.scripts.source import calls, conditions, names, parsers
+from zerofit.scripts.source import calls, conditions, config_reads, names, parsers
 from zerofit.scripts.source.reading import CallSite, Condition, ContextEffect, wrapped
 from zerofit.scripts.source.shares import is_round_robin, is_share, share_or
 from zerofit.scripts.source.values import (
@@ -90,8 +90,12 @@ def _read_statement(reading: Reading, node: ast.stmt) -> bool:
             return True
         case ast.Raise() | ast.Continue() | ast.Break():
             return True
+        case ast.Delete():
+            for target in node.targets:
+                if isinstance(target, ast.Subscript):
+                    config_reads.mark_changed((evaluate(reading, target.value),))
         case ast.Expr():
-            evaluate(reading, node.value)
+            config_reads.drop(reading, evaluate(reading, node.value))
             called = node.value.func if isinstance(node.value, ast.Call) else None
             return called is not None and conditions.dotted(called, reading.scope) in _EXITS
         case ast.Assert():
@@ -254,6 +258,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
             reading.scope.expressions.setdefault(target.id, []).append(expression)
         case ast.Attribute():
             owner = evaluate(reading, target.value)
+            reading.scope.expressions.setdefault(ast.unparse(target), []).append(expression)
             if isinstance(owner, TrackedObject):
                 owner.attributes[target.attr] = value
                 if owner.kind is ObjectKind.MODEL:  # A module's submodules follow it.
@@ -263,7 +268,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
         case ast.Starred():
             _assign(reading, target.value, None, expression)
         case ast.Subscript():
-            evaluate(reading, target.value)
+            config_reads.mark_changed((evaluate(reading, target.value),))
 
 
 def _unpack(reading: Reading, targets: list[ast.expr], value: Value, expression: ast.expr) -> None:
@@ -397,6 +402,8 @@ def _mapping(reading: Reading, node: ast.Dict) -> Value:
             values += value.values
         elif isinstance(key, ast.Constant):
             values.append((str(key.value), value))
+    if any(key == "zero_optimization" for key, _ in values):  # DeepSpeed's
+        return config_reads.literal_of(node)
     return Mapping(tuple(values))
 
 
@@ -416,6 +423,8 @@ def _item(reading: Reading, node: ast.Subscript) -> Value:
     value = evaluate(reading, node.value)
     evaluate(reading, node.slice)
     key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    if isinstance(value, TrackedObject) and value.kind is ObjectKind.CONFIG:
+        return value  # a section of it, which the script may change
     if isinstance(value, TrackedObject) and value.kind is ObjectKind.TOKENS:
         return value if _leaves_length_open(node.slice) else None
     if isinstance(value, Several) and isinstance(key, int):
@@ -516,6 +525,7 @@ def run_function(reading: Reading, function: LocalFunction, call: CallSite) -> V
             return evaluate(reading, node.body)
         _enter_decorators(reading, node)
         read_block(reading, node.body)
+        config_reads.drop_locals(reading, node, scope)
         return scope.names.get("return") if reading.scope is scope else None
     finally:
         reading.functions.pop()

@@ -44,6 +44,17 @@ ARGUMENT_PARSERS = {"argparse.ArgumentParser"}
 DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
 """Adds options to a parser and returns it: --deepspeed and --deepspeed_config, not --local_rank."""
 ZERO_INIT = "deepspeed.zero.Init"
+RANK_SETUPS = {
+    "deepspeed.init_distributed",
+    "deepspeed.comm.init_distributed",
+    *(f"accelerate.{module}PartialState" for module in ("", "state.")),
+}
+"""Make DeepSpeed know the ranks; torch's init_process_group() alone does not: its own module counts one."""
+LOADS = {
+    f"{package}.{name}" for package in ("json", "hjson", "json5", "commentjson") for name in ("load", "loads")
+}
+COPIES = {"copy.copy", "copy.deepcopy"}
+PATH = "pathlib.Path"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
 PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
 EARLY_STOPPING = {f"transformers.{module}EarlyStoppingCallback" for module in ("", "trainer_callback.")}

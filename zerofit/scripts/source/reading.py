@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, Keyword, ModelState
 from zerofit.scripts.source.values import (
     Constant,
@@ -176,6 +177,17 @@ class Reading:
         self.record(Action.MAKE_MODEL, node, tracked)
         return tracked
 
+    def certain_keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
+        """Return the keyword arguments of a call; literals are certain in a call that each run makes."""
+        found = self.keywords_of(call)
+        if self.conditions or self.loops or self.root or not isinstance(call.node, ast.Call):
+            return found
+        literal = {keyword.arg for keyword in call.node.keywords if _is_literal(keyword.value)}
+        return tuple(
+            replace(keyword, confidence=Confidence.CERTAIN) if keyword.name in literal else keyword
+            for keyword in found
+        )
+
     def keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
         """Return the keyword arguments of a call with known values."""
         written = call.node.keywords if isinstance(call.node, ast.Call) else []
@@ -196,6 +208,14 @@ class Reading:
             snippet = self.text.snippet(node)
             text = snippet.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
             yield Keyword(name=name, value=plain, text=text, place=snippet.place)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
 
 
 def given_to(call: CallSite) -> frozenset[str]:

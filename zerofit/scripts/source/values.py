@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from zerofit.scripts.facts import Keyword, ModelConstructor, ModelState, Plain
+    from zerofit.scripts.facts import ConfigFile, Keyword, ModelConstructor, ModelState, Plain
 
 
 class ObjectKind(Enum):
@@ -26,6 +26,10 @@ class ObjectKind(Enum):
     """What a parser's parse_args() returns."""
     TOKENS = auto()
     """A model's generated output."""
+    CONFIG = auto()
+    """The content of a configuration file that the script reads, or the open file."""
+    HF_CONFIG = auto()
+    """A HfDeepSpeedConfig, which transformers only has a weak reference to."""
     OTHER = auto()
     """An instance of a class of the script that is none of these."""
 
@@ -48,6 +52,10 @@ class TrackedObject:
     source: ModelConstructor | None = None
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
+    file: ConfigFile | None = None
+    """CONFIG, HF_CONFIG: the file that is read; None if unknown, or if the script changed the content."""
+    dropped_at: int | None = None
+    """HF_CONFIG: number of calls recorded when the last reference to it went; None while there is one."""
     cls: LocalClass | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     options: set[str] = field(default_factory=set)

@@ -15,7 +15,7 @@ from zerofit.checking.inputs.accelerate import (
 )
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
 from zerofit.checking.situation import known
-from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
+from zerofit.configs.document import Entries, RenameKey, SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _LEAST_SIMILARITY = 0.85
 """Minimum similarity of a misspelling. ASSUMPTION: 0.85 recognizes zero_stag as zero_stage and does not
 confuse two of accelerate's keys."""
+
+
+_IN_DEEPSPEED_FILE = "write it in a DeepSpeed file, and name that with deepspeed_config_file"
 
 
 def _in_file(
@@ -78,19 +81,47 @@ def _repeated_keys(situation: Situation) -> Iterator[Hit]:
 def _unknown_keys(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
     removed = {former.path[0]: former.instead for former in schema.removed}
     names = [key.name for key in schema.root.keys]
+    misplaced: dict[str, list[KeyValue]] = {}
     for entry in file.root.entries:
-        if schema.root.find(entry.key) is None:
-            instead = removed.get(entry.key) or fix_for_release(schema, entry.key)
-            yield _unknown(file, (entry.key,), entry, names, instead)
+        if schema.root.find(entry.key) is not None:
+            continue
+        section = _section_with(schema, entry.key)
+        if section is not None:
+            misplaced.setdefault(section, []).append(entry)
+            continue
+        instead = removed.get(entry.key) or fix_for_release(schema, entry.key)
+        yield _unknown(file, (entry.key,), entry, names, instead or _file_with(situation, entry.key))
+    for section, entries in misplaced.items():
+        yield _misplaced(file, section, entries)
 
 
-def written(file: Document, *path: str) -> str:
-    """Return a key and its value as written in the file: mixed_precision=no, where YAML parses false."""
-    entry = file.at(*path)
-    if entry is None or not isinstance(entry.node, Scalar):
-        return say(file, *path)
-    text = file.text[entry.node.span.start : entry.node.span.end]
-    return f"{'.'.join(path)}={show(text)}"
+def _section_with(schema: Schema, name: str) -> str | None:
+    """Return the section of accelerate's file that has a key."""
+    return next((key.name for key in schema.root.keys if key.section and key.section.find(name)), None)
+
+
+def _file_with(situation: Situation, name: str) -> str | None:
+    """Return the fix for a key that another file or the script takes."""
+    schemas = known(situation.schemas, "the keys of DeepSpeed and TrainingArguments")
+    if schemas.deepspeed.root.find(name) is not None:
+        return _IN_DEEPSPEED_FILE
+    is_trainers = schemas.training_arguments.root.find(name) is not None
+    return f"give it to the script: {name} is a field of TrainingArguments" if is_trainers else None
+
+
+def _misplaced(file: Document, section: str, entries: list[KeyValue]) -> Hit:
+    """Return a hit for keys at the top level that belong into a section."""
+    first, is_alone = entries[0], len(entries) == 1
+    names = ", ".join(entry.key for entry in entries)
+    they = "it belongs" if is_alone else "they belong"
+    head = f"below {section}:" if file.at(section) else f"below a line {section}:, which is missing"
+    return hit_at(
+        file,
+        (first.key,),
+        found=f"{say(file, first.key) if is_alone else names} at the top level",
+        why=f"{they} into the section {section}, and accelerate refuses unknown keys at the top level",
+        fix=f"indent {'it' if is_alone else 'them'} {head}",
+    )
 
 
 def _unknown(
@@ -104,7 +135,7 @@ def _unknown(
     return hit_at(
         file,
         path,
-        found=written(file, *path),
+        found=say(file, *path),
         fix=instead or (f"write {'.'.join((*path[:-1], near))}, or remove it" if near else None),
         edits=edits,
     )
@@ -137,7 +168,7 @@ def _ignored_keys(situation: Situation, file: Document, schema: Schema) -> Itera
             elif key is None and flags.find(entry.key) is None and entry.plain is not None:
                 instead = fix_for_release(schema, *path)
                 if section.name == DEEPSPEED_SECTION and deepspeed.find(entry.key) is not None:
-                    instead = "write it in a DeepSpeed file, and name that with deepspeed_config_file"
+                    instead = _IN_DEEPSPEED_FILE
                 yield _unknown(file, path, entry, names, instead)
 
 
@@ -175,7 +206,7 @@ def _invalid_value(
     file: Document, path: tuple[str, ...], key: Key, right: str | int | None, edits: tuple[Edit, ...] = ()
 ) -> Hit:
     """Return a hit for a value that accelerate refuses, with the right one if one is similar."""
-    found = f"{written(file, *path)}, but accelerate expects {expected(key)}"
+    found = f"{say(file, *path)}, but accelerate expects {expected(key)}"
     name = ".".join(path)
     fix = f"give {name} {expected(key)}" if right is None else f"write {name}: {right}"
     return hit_at(file, path, found=found, fix=fix, edits=edits)
@@ -277,7 +308,7 @@ def _keys_without_effect(situation: Situation, file: Document, schema: Schema) -
             continue
         flag = f"--{key} {entry.plain}" if isinstance(entry.plain, str) else f"--{key}"
         if situation.command is None or situation.command.find(key) is None:
-            yield hit_at(file, (key,), found=written(file, key), fix=f"set it on the command line: {flag}")
+            yield hit_at(file, (key,), found=say(file, key), fix=f"set it on the command line: {flag}")
 
 
 RULES = declared(vars())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from zerofit.checking.rule import (
 )
 from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
 from zerofit.checking.situation import entries_of, is_read_by_others, known
-from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
+from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show
 from zerofit.configs.schema import OnUnknown, is_right_type, params_section
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
@@ -28,7 +28,7 @@ from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
@@ -76,14 +76,19 @@ class KeySuggestion:
         if self.of_release is not None:
             return self.of_release
         if self.elsewhere:
-            sections = [".".join(path[:-1]) for path in self.elsewhere]
-            places = " or ".join(f"into {section}" if section else "to the top level" for section in sections)
-            return f"move it {places}, or remove it"
+            return f"move it {_into(path[:-1] for path in self.elsewhere)}"
         return f"write {' or '.join(self.spellings)}" if self.spellings else None
+
+
+def _into(sections: Iterable[tuple[str, ...]]) -> str:
+    """Return where a key belongs, behind "move it": "into fp16 or into bf16"."""
+    return " or ".join(f"into {'.'.join(section)}" if section else "to the top level" for section in sections)
 
 
 _SOURCE = f"{DEEPSPEED}/runtime"
 _REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
+_MAX_SECTIONS = 2
+"""ASSUMPTION: maximum sections named for a key with a general name; "enabled" is in twenty."""
 _MAX_NAMED = 5
 """Maximum unknown keys listed per section; a file with more is hardly for DeepSpeed."""
 _WHY_OF_PARAMS = "params are arguments of a constructor, which raises an error for an unknown one"
@@ -203,20 +208,43 @@ def _is_note(found: FoundKey) -> bool:
     evidence=ignored(("engine._config.communication_data_type", None)),
 )
 def _ignored(situation: Situation) -> Iterator[Hit]:
-    sections: dict[tuple[str, ...], list[FoundKey]] = {}
+    sections: dict[tuple[tuple[str, ...], str], list[FoundKey]] = {}
     for document, found, suggestion in _unknown(situation, OnUnknown.IGNORES):
         if suggestion.of_release is not None:
             yield _unknown_hit(document, found, suggestion)
         elif suggestion.fix is None and not _is_note(found):
-            sections.setdefault(found.path[:-1], []).append(found)
-    for founds in sections.values():
+            schema = known(situation.schemas, "DeepSpeed's keys").deepspeed
+            places = _into(_sections_with(found, schema))
+            sections.setdefault((found.path[:-1], places), []).append(found)
+    for (_, places), founds in sections.items():
         document = known(situation.deepspeed, "the DeepSpeed configuration")
         names = [".".join(found.path) for found in founds]
         more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         yield Hit(
             found=say(document, *founds[0].path) if len(names) == 1 else ", ".join(names[:_MAX_NAMED]) + more,
             place=document.place(founds[0].entry.key_span),
+            fix=f"move {'it' if len(names) == 1 else 'them'} {places}" if places else None,
         )
+
+
+def _sections_with(found: FoundKey, schema: Schema) -> list[tuple[str, ...]]:
+    """Return the sections that have a key of this name, too general a name for a misspelling.
+
+    Empty if there are too many to tell.
+    """
+    name = found.path[-1]
+    sections = [
+        path[:-1]
+        for path, key in schema.walk()
+        if name == path[-1]
+        and _may_be_for(key, found.value)
+        and ("_" in name or path[0] in _SECTIONS_OF_DISTINCTIVE_KEYS)
+    ]
+    for section in schema.root.keys:
+        params = section.section.params_of if section.section else ()
+        if any(of_type.find(name) is not None for _, of_type in params):
+            sections.append((section.name, "params"))
+    return sections if len(sections) <= _MAX_SECTIONS else []
 
 
 @Rule(
@@ -230,7 +258,11 @@ def _ignored(situation: Situation) -> Iterator[Hit]:
 )
 def _rejected(situation: Situation) -> Iterator[Hit]:
     for document, found, suggestion in _unknown(situation, OnUnknown.REJECTS):
-        yield _unknown_hit(document, found, suggestion)
+        hit = _unknown_hit(document, found, suggestion)
+        schema = known(situation.schemas, "DeepSpeed's keys").deepspeed
+        if hit.fix is None and (places := _into(_sections_with(found, schema))):
+            hit = replace(hit, fix=f"move it {places}")
+        yield hit
 
 
 @Rule(
@@ -381,7 +413,7 @@ def _repeated(situation: Situation) -> Iterator[Hit]:
         is_harmless = all(value == values[0] for value in values)
         if is_harmless and is_read_by_others(situation):
             continue
-        shown = " and ".join(show_apart(values))
+        shown = " and ".join(map(show, values))
         yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))
 
 

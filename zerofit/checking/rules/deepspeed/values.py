@@ -19,7 +19,7 @@ from zerofit.checking.rule import (
     ignored,
 )
 from zerofit.checking.situation import entries_of, is_read_by_others, known
-from zerofit.configs.document import SetValue, say
+from zerofit.configs.document import SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
@@ -37,9 +37,9 @@ _FAILS_ON_TEXT = ("wall_clock_breakdown",)
 """Operands of a bitwise or, which fails on strings."""
 _NATIVE_ONLY = ("steps_per_print",)
 """accelerate, and therefore Trainer, overwrites it."""
-_TRAIN = "train_batch_size"
-_MICRO = "train_micro_batch_size_per_gpu"
-_STEPS = "gradient_accumulation_steps"
+TRAIN = "train_batch_size"
+MICRO = "train_micro_batch_size_per_gpu"
+STEPS = "gradient_accumulation_steps"
 # accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin
 _BY_ACCELERATE = frozenset(
     {
@@ -103,7 +103,8 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     for document, key, found in sorted(wrong, key=lambda value: value[2].path[0] in _NATIVE_ONLY):
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
-        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_repair(document, key, found))
+        edits = _repair(document, key, found)
+        yield hit_at(document, found.path, fix=_fix(key, edits), edits=edits)
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -121,6 +122,13 @@ def _is_unchecked(key: Key, value: object) -> bool:
     """Return True if DeepSpeed accepts any value for a boolean, and uses its truth value."""
     fails = key.name in _FAILS_ON_TEXT and isinstance(value, str)
     return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
+
+
+def _fix(key: Key, edits: tuple[SetValue, ...]) -> str:
+    if not edits:
+        return f"give {expected(key)}"
+    value = edits[0].value
+    return f"write {value}" if isinstance(value, str) else f"write {show(value)} without quotes"
 
 
 def _repair(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
@@ -178,22 +186,22 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
 )
 def _disagreeing(situation: Situation) -> Iterator[Hit]:
     document = situation.file
-    train = _size(document, _TRAIN)
+    train = size_of(document, TRAIN)
     if train is None or _has_unknown_size(document):
         return
-    given = [name for name in (_MICRO, _STEPS) if document.value(name) is not None]
-    divisor = math.prod(_size(document, name) or 1 for name in given)
+    given = [name for name in (MICRO, STEPS) if document.value(name) is not None]
+    divisor = math.prod(size_of(document, name) or 1 for name in given)
     shown = [" and ".join(say(document, name) for name in given)] if given else []
     if train % divisor:
-        yield hit_at(document, (_TRAIN,), *shown)
+        yield hit_at(document, (TRAIN,), *shown)
     elif given or train > 1:
         num_ranks = _num_data_parallel_ranks(situation)
         is_exact = len(given) == 2 or (
-            given == [_MICRO] and _accumulation_defaults_to_1(situation, train, divisor)
+            given == [MICRO] and _accumulation_defaults_to_1(situation, train, divisor)
         )
         is_right = train == divisor * num_ranks if is_exact else train % (divisor * num_ranks) == 0
         if not is_right:
-            hit = hit_at(document, (_TRAIN,), *shown)
+            hit = hit_at(document, (TRAIN,), *shown)
             yield replace(hit, found=f"{hit.found} on {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}")
 
 
@@ -217,11 +225,12 @@ def _num_data_parallel_ranks(situation: Situation) -> int:
 def _has_unknown_size(document: Document) -> bool:
     """Return True if a size comes from elsewhere, or is invalid, which another rule reports."""
     return any(
-        document.value(name) is not None and _size(document, name) is None for name in (_MICRO, _STEPS)
+        document.value(name) is not None and size_of(document, name) is None for name in (MICRO, STEPS)
     )
 
 
-def _size(document: Document, name: str) -> int | None:
+def size_of(document: Document, name: str) -> int | None:
+    """Return a batch size or number of steps in a file; None if it is missing, "auto" or invalid."""
     value = document.value(name)
     is_size = (
         isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
@@ -240,12 +249,12 @@ def _size(document: Document, name: str) -> int | None:
 )
 def _missing(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
-    if document is None or document.value(_TRAIN) is not None or document.value(_MICRO) is not None:
+    if document is None or document.value(TRAIN) is not None or document.value(MICRO) is not None:
         return
     # Scripts that pass their configuration to DeepSpeed themselves often add the batch size first.
     confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
     yield Hit(
-        found=f"{document.name} with {say(document, _TRAIN)} and {say(document, _MICRO)}",
+        found=f"{document.name} with {say(document, TRAIN)} and {say(document, MICRO)}",
         confidence=confidence,
     )
 
@@ -270,7 +279,9 @@ def _unresolved(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, found.path)
     for document, found, routes in unresolved:
         if routes and routes != set(Route) and known(situation.route, "the library that reads it") in routes:
-            yield hit_at(document, found.path)
+            # A written one would have to fit any number of ranks, also before they have met.
+            fix = "leave it out: DeepSpeed computes it" if found.path == (TRAIN,) else None
+            yield hit_at(document, found.path, fix=fix)
 
 
 def _is_resolved(found: FoundKey, route: Route) -> bool:

@@ -24,6 +24,8 @@ from zerofit.checking.rule import (
     hit_of,
     ignored,
 )
+from zerofit.checking.rules.deepspeed.early_reads import early_reads_of
+from zerofit.checking.rules.deepspeed.values import MICRO, STEPS, TRAIN
 from zerofit.checking.rules.script.hits import hit
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
@@ -44,11 +46,10 @@ if TYPE_CHECKING:
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _INTEGRATION = f"{_SOURCE}/integrations/deepspeed.py"
 _ARGUMENTS = f"{_SOURCE}/training_args.py"
-_BATCH = "train_micro_batch_size_per_gpu"
-_STEPS = "gradient_accumulation_steps"
+_SIZES = (TRAIN, MICRO, STEPS)
 _ONE_FIELD: Mapping[tuple[str, ...], str] = {
-    (_BATCH,): "per_device_train_batch_size",
-    (_STEPS,): _STEPS,
+    (MICRO,): "per_device_train_batch_size",
+    (STEPS,): STEPS,
     ("gradient_clipping",): "max_grad_norm",
     ("optimizer", "params", "lr"): "learning_rate",
     ("optimizer", "params", "eps"): "adam_epsilon",
@@ -83,8 +84,10 @@ def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iter
         if said is None or file is None or file.at(key) is not None:
             return
         if isinstance(said.value, (int, float)) and said.value not in (default, False):
-            edit = SetValue(document=file.name, path=(key,), value="auto")
-            hit = hit_of(said, f" with no {key} in {file.name}", edits=(edit,))
+            is_read_first = key in _SIZES and any(early_reads_of(situation))
+            edit = SetValue(document=file.name, path=(key,), value=said.value if is_read_first else "auto")
+            fix = f"write {key}: {said.value} in the DeepSpeed file" if is_read_first else None
+            hit = hit_of(said, f" with no {key} in {file.name}", edits=(edit,), fix=fix)
             yield replace(hit, place=said.place or file.place(file.root.span))
 
     return find
@@ -107,6 +110,9 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
             continue
         is_said = any(trainer.find(name) is not None for name in names)
         fix = f'write {".".join(path)}: "auto"'
+        if path[0] in _SIZES and any(early_reads_of(situation)):
+            yield hit_at(file, path, said.text, fix=_without_auto(path[0], names), confidence=said.confidence)
+            continue
         yield hit_at(
             file,
             path,
@@ -118,6 +124,12 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
     yield from _launch_differs(situation)
 
 
+def _without_auto(key: str, names: tuple[str, ...]) -> str:
+    """Return the fix for a batch size that zero.Init() reads before Trainer would replace "auto"."""
+    why = 'zero.Init() reads the file first, and takes "auto" as text'
+    return f"leave {key} out: {why}" if key == TRAIN else f"set {names[0]} to its value: {why}"
+
+
 def _launch_differs(situation: Situation) -> Iterator[Hit]:
     """Find settings of `accelerate launch` that its DeepSpeed plugin takes over, if no file replaces it."""
     launch, _ = launch_of_deepspeed(situation) or (None, None)
@@ -126,7 +138,7 @@ def _launch_differs(situation: Situation) -> Iterator[Hit]:
         return
     if trainer.find("deepspeed") is not None or "deepspeed" in trainer.unread:
         return
-    for key, name in ((_STEPS, _STEPS), ("gradient_clipping", "max_grad_norm")):
+    for key, name in ((STEPS, STEPS), ("gradient_clipping", "max_grad_norm")):
         said, field = launch_value(launch, key), trainer.find_or_default(name)
         number = _number(said.value) if said else None
         # The plugin leaves a clipping of 0 out.
@@ -161,7 +173,7 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
     searches = trainer.find_or_default("auto_find_batch_size")
     for path, name in _ONE_FIELD.items():
         said = trainer.find_or_default(name)
-        if said is not None and not (path == (_BATCH,) and searches is not None and searches.value):
+        if said is not None and not (path == (MICRO,) and searches is not None and searches.value):
             yield path, (name,), said
     for path, names in _EITHER_FIELD.items():
         both = [trainer.find_or_default(name) for name in names]
@@ -184,13 +196,13 @@ def _global_batch(
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
     """Yield the global batch size that Trainer compares, if all of its factors are known."""
     searches = trainer.find_or_default("auto_find_batch_size")
-    size, steps = (trainer.find_or_default(name) for name in ("per_device_train_batch_size", _STEPS))
+    size, steps = (trainer.find_or_default(name) for name in ("per_device_train_batch_size", STEPS))
     if ranks is None or size is None or steps is None or (searches is not None and searches.value):
         return
     if type(size.value) is int and type(steps.value) is int:
         text = f"{size.text}, {steps.text} and {ranks} rank{'s' * (ranks > 1)}"
         product = replace(size, value=size.value * steps.value * ranks, text=text)
-        yield ("train_batch_size",), ("per_device_train_batch_size", _STEPS), product
+        yield ("train_batch_size",), ("per_device_train_batch_size", STEPS), product
 
 
 def _is_parsed(value: Any) -> bool:
@@ -205,8 +217,8 @@ _TRAINER_ACCUMULATION_NOT_IN_FILE = Rule(
     why="a DeepSpeed file without gradient_accumulation_steps means 1, without a warning",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    find=_missing(_STEPS, _STEPS, 1),
-    evidence=ignored((_STEPS, 1)),
+    find=_missing(STEPS, STEPS, 1),
+    evidence=ignored((STEPS, 1)),
 )
 
 
@@ -335,7 +347,8 @@ def _nothing_to_evaluate_on(situation: Situation) -> Iterator[Hit]:
         # Of a class of the script no keywords are known, and not what it adds to them.
         is_open = "train_dataset" not in call.given or call.given & {"eval_dataset", "**"}
         if not is_open and not call.is_conditional and _TRAINER_CALL.match(call.seen.text):
-            yield hit(call.seen, f" without eval_dataset, with {evaluation.text}")
+            behind = f" without eval_dataset, with {evaluation.text}"
+            yield hit(call.seen, behind, evaluation.confidence)
 
 
 @Rule(
@@ -407,8 +420,11 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         instead = gone.get(said.value, f"write {near}" if near else None)
         yield hit_of(said, fix=_as_fix(instead))
     for name, argument in trainer.said.items():
+        others = situation.script.other_arguments if situation.script else None
         if name in gone:  # on a command line, another class of the script may use it
-            yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=Confidence.LIKELY)
+            is_certain = others is not None and name not in others
+            confidence = argument.confidence if is_certain else Confidence.LIKELY
+            yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=confidence)
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
         if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
             found = f"tokenizer=... in {call.seen.text}"
