@@ -95,7 +95,9 @@ def _targets(example: Example, versions: Versions) -> Targets:
     files = {name: _file(name, text) for name, text in example_files(example).items()}
     words = [*shlex.split(example.command or ""), *([SCRIPT_FILE] if example.script else [])]
     arguments = tuple(shlex.split(example.arguments))
-    command = read_command([*words, *arguments], launch_flags=_SCHEMAS.accelerate_launch.root)
+    if words and not any(word.endswith(".py") for word in words):
+        words.append(SCRIPT_FILE)  # one that is not read
+    command = read_command([*words, *arguments], schemas=_SCHEMAS)
     missing = []
     for kind, said, _ in named_files(command, arguments, files):
         if said.value in files:

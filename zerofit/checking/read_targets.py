@@ -19,7 +19,7 @@ from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.checkpoints import read_shards
-from zerofit.core.command import Launcher
+from zerofit.core.command import Launcher, is_truth
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Said
 
@@ -138,7 +138,7 @@ def read_targets(
         ExceptionGroup: of one UserError for each word that can't be checked.
     """
     reading = _Reading(schemas, stdin, overlay or {}, reads_default=reads_default)
-    command = read_command(words, launch_flags=schemas.accelerate_launch.root)
+    command = read_command(words, schemas=schemas)
     if command is not None:
         arguments = command.arguments
         reading.read_command(command)
@@ -214,6 +214,8 @@ class _Reading:
             command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
         ):
             script = _file_of_module(name)  # one that is installed elsewhere stays unknown
+        if is_truth(name) and not os.path.exists(name):
+            return  # the value of a switch, which a rule reports
         try:
             if script == name:
                 from zerofit.scripts.target import check_script

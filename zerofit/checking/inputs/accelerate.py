@@ -61,11 +61,6 @@ def is_for_sagemaker(file: Document) -> bool:
     return bool(file.value("compute_environment") == "AMAZON_SAGEMAKER")
 
 
-def is_literal(value: str | None) -> bool:
-    """Return True if a value is literal: no shell variable, and no placeholder."""
-    return value is not None and not any(sign in value for sign in "$<>{}`")
-
-
 def whole_number(value: Any) -> int | None:
     """Return a number of the file, or a flag's text, as an integer; None if it is none."""
     if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value.strip()):

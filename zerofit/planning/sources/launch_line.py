@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
-from zerofit.configs.schemas.catalog import load_schema
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Launcher
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.strategy import Engine
@@ -99,7 +99,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     Raises:
         UserError: it has something that zerofit does not support, or starts nothing.
     """
-    command = read_command(words, launch_flags=load_schema("accelerate_launch").root)
+    command = read_command(words, schemas=load_schemas())
     if command is None or command.launcher is Launcher.ZEROFIT:
         return None
     line = " ".join(shlex.quote(word) for word in words)
@@ -263,7 +263,7 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
     begin = next(
         number
         for number in range(rest.index(runner) + 1, len(rest))
-        if read_command(rest[number:], launch_flags=load_schema("accelerate_launch").root) is not None
+        if read_command(rest[number:], schemas=load_schemas()) is not None
     )
     return UserError(
         "runner-behind-zerofit",

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
-    is_literal,
     launch_of_deepspeed,
     launch_value,
     named_deepspeed_file,
@@ -28,7 +27,7 @@ from zerofit.checking.rules.script.hits import hit
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
-from zerofit.core.command import Route
+from zerofit.core.command import Route, is_literal
 from zerofit.core.errors import nearest
 from zerofit.core.optimizers.lookup import trainer_names_of_types
 from zerofit.core.setting import Confidence, Said
