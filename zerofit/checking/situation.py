@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
     from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.source.flag_names import FlagNames
 
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -167,6 +168,8 @@ class Situation:
     command: LaunchCommand | None = None
     """The launcher's command line."""
     script: ScriptFacts | None = None
+    script_names: FlagNames | None = None
+    """Names that may be flags of the line's script; None if it can't be read."""
     """Facts from the script's source."""
     trainer: TrainerSettings | None = None
     """TrainingArguments, from the script's arguments and source; None without a Trainer."""

@@ -171,6 +171,9 @@ class ScriptFacts:
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
     parses_plain_arguments: bool = False
     """True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
+    parsed_fields: frozenset[str] | None = None
+    """The fields that a strict HfArgumentParser takes, where "TrainingArguments" stands for all of that
+    class; None if not all are known."""
     calls: tuple[ScriptCall, ...] = ()
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import Document
     from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.source.flag_names import FlagNames
 
 _NAMES_FILE = re.compile("--deepspeed[ =]")
 _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
@@ -179,6 +180,7 @@ def _situation(
         accelerate=accelerate,
         command=command,
         script=script,
+        script_names=_names_of(script, targets),
         trainer=trainer,
         checkpoint=targets.checkpoint,
         schemas=targets.schemas,
@@ -186,6 +188,15 @@ def _situation(
         machine=targets.machine,
         versions=targets.versions,
     )
+
+
+def _names_of(script: ScriptFacts | None, targets: Targets) -> FlagNames | None:
+    """Return the names in a script that is launched with arguments; None if they are not needed."""
+    if script is None or targets.command is None or not targets.command.arguments:
+        return None
+    from zerofit.scripts.source.flag_names import flag_names
+
+    return flag_names(script.name, dict(targets.scripts).get(script.name))
 
 
 def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:

@@ -118,7 +118,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.record(Action.MAKE_PARSER, node)
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
-        return call.arguments[0] if call.arguments else None
+        return parsers.with_options(call.arguments[0], names.DEEPSPEED_OPTIONS) if call.arguments else None
     if last == "HfDeepSpeedConfig" or name in _RECORDED_ONLY:
         reading.record_with_keywords(_RECORDED_ONLY.get(name, Action.MAKE_HF_CONFIG), call)
         return None

@@ -11,6 +11,7 @@ from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
+from zerofit.scripts.source.flag_names import dataclass_fields
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, ContextEffect, Reading
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
@@ -48,7 +49,11 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
         reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
         _read_uncalled_code(reading, tree)
-        return replace(_facts(reading, name), parses_plain_arguments=_parses_plain_arguments(tree))
+        return replace(
+            _facts(reading, name),
+            parses_plain_arguments=_parses_plain_arguments(tree),
+            parsed_fields=dataclass_fields(tree),
+        )
     except RecursionError:
         raise too_deep() from None
 

@@ -57,6 +57,8 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
             fitting = _known_flags(situation).fitting(flag.name)
             names = " or ".join(f"--{name}" for name in fitting)
             why = "the launcher takes abbreviations, but only of one flag"
+            if len(fitting) == 1:
+                why = "this Python's argparse takes the two spellings of the flag for two flags"
             yield Hit(found=flag.text, why=why, fix=f"write {names}")
     for refused in _refused(situation, Refusal.OTHER):
         yield Hit(
@@ -73,7 +75,7 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
     why="the launcher ends with 'expected one argument' before it starts anything",
     fix="write a value after the flag, or remove it",
     see=_LAUNCH,
-    evidence=fails("argument --num_processes/--num-processes: expected one argument"),
+    evidence=fails("argument --mixed_precision/--mixed-precision: expected one argument"),
 )
 def _no_value(situation: Situation) -> Iterator[Hit]:
     for refused in _refused(situation, Refusal.NO_VALUE):
@@ -285,4 +287,6 @@ def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{flag.text} with {say(launch.file, 'distributed_type')}")
 
 
+ON_VALUES = (_no_value, _flag_values)
+"""Rules on values that a launcher refuses, so that no verb can run the line."""
 RULES = declared(vars())

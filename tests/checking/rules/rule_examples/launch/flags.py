@@ -17,8 +17,8 @@ EXAMPLES = {
         good=_launched("--zero_stage 3"),
     ),
     "launch-flag-without-value": Examples(
-        bad=_launched("--num_processes"),
-        good=_launched("--num_processes 2"),
+        bad=_launched("--mixed_precision --zero_stage 2"),
+        good=_launched("--mixed_precision no --zero_stage 2"),
     ),
     "launch-flag-value": Examples(
         bad=_launched("--mixed_precision bf61"),
