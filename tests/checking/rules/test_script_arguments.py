@@ -112,7 +112,8 @@ _CLICK = "import click\n@click.command()\n@click.option('--num-processes')\ndef 
 _HYDRA = "import hydra\n@hydra.main()\ndef main(config): ...\n"
 _ELSEWHERE = "from lab.arguments import get_arguments\nprint(get_arguments().lr)\n"
 _REFUSED, _LOST = "script-argument-unknown", "launcher-flags-behind-script"
-_BEHIND = "{}: --{} behind train.py"
+_BEHIND = f"{_REFUSED}: --num_machines behind train.py"
+_MISPLACED = [f"{_REFUSED}: --num_processes behind train.py"]
 _LOOSE = _SCRIPT.replace("parse_args", "parse_known_args")
 _DEEPSPEEDS = _SCRIPT.replace("args =", "deepspeed.add_config_arguments(parser)\nargs =")
 
@@ -120,7 +121,7 @@ _DEEPSPEEDS = _SCRIPT.replace("args =", "deepspeed.add_config_arguments(parser)\
 @pytest.mark.parametrize(
     ("script", "command", "arguments", "expected"),
     [
-        (_SCRIPT, "accelerate launch", "--lr 1 --num_processes 4", [_BEHIND.format(_REFUSED, "num_processes")]),
+        (_SCRIPT, "accelerate launch", "--lr 1 --num_processes 4", _MISPLACED),
         (_SCRIPT, "accelerate launch", "--lr=1 --help", []),
         (_SCRIPT, "torchrun", "--nproc-per-node=4", [f"{_REFUSED}: --nproc-per-node behind train.py"]),
         (_SCRIPT, "python", "--learning_rate 1", [f"{_REFUSED}: --learning_rate"]),
@@ -128,7 +129,7 @@ _DEEPSPEEDS = _SCRIPT.replace("args =", "deepspeed.add_config_arguments(parser)\
         (_SCRIPT, "python", "--lr 1 $MORE", []),
         (_DEEPSPEEDS, "python", "--deepspeed --deepspeed_config ds.json", []),
         (_LOOSE, "torchrun", "--nnodes 2", [f"{_LOST}: --nnodes behind train.py"]),
-        (_HF, "accelerate launch", "--output_dir x --num_machines 2", [_BEHIND.format(_REFUSED, "num_machines")]),
+        (_HF, "accelerate launch", "--output_dir x --num_machines 2", [_BEHIND]),
         (_HF, "torchrun", "--output_dir x --model_nam y --no_use_fast --learning-rate 1 --bf16", []),
         (_HF, "torchrun", "--output_dir x --epochs 3", [f"{_REFUSED}: --epochs"]),
         (_HF, "torchrun", "train.json", []),
