@@ -83,7 +83,7 @@ def probe_accelerate_launch_schema() -> Schema:
         FSDP_STATE_DICT_TYPE,
     )
 
-    lists = {
+    lists: dict[str, dict[str, Any]] = {
         "deepspeed_multinode_launcher": {"choices": tuple(DEEPSPEED_MULTINODE_LAUNCHERS)},
         "fsdp_auto_wrap_policy": {"choices": tuple(FSDP_AUTO_WRAP_POLICY), "ignores_case": True},
         "fsdp_backward_prefetch": {"choices": tuple(FSDP_BACKWARD_PREFETCH), "ignores_case": True},
@@ -115,7 +115,7 @@ def probe_zerofit_launch_schema() -> Schema:
     from zerofit.cli.launch import launch
     from zerofit.core.version import VERSION
 
-    params = launch.get_params(click.Context(launch))
+    params = launch.get_params(click.Context(launch, **launch.context_settings))
     options = [param for param in params if isinstance(param, click.Option)]
     keys = [key for option in options for key in _option(option)]
     root = Section(keys=tuple(keys), on_unknown=OnUnknown.REJECTS)
@@ -163,7 +163,7 @@ def parser_of(parse: Callable[[list[str]], object]) -> argparse.ArgumentParser:
         made.append(self)
         return as_it_is(self, *args, **more)
 
-    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign,assignment]
+    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign]
     try:
         parse(["x.py"])
     finally:

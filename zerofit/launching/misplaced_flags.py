@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.errors import UserError
-from zerofit.scripts.source.flag_names import flag_names
+from zerofit.scripts.flag_names import flag_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

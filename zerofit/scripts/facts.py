@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Plain: TypeAlias = str | int | float | bool | tuple["Plain", ...] | None
 """A literal's value; lists are tuples here."""
 
+TRAINING_ARGUMENTS = "TrainingArguments"
+"""Stands for all fields of transformers' class."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Flag, Launcher, Refusal, RefusedFlag
@@ -13,6 +12,7 @@ from zerofit.core.command import Flag, Launcher, Refusal, RefusedFlag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zerofit.checking.inputs.launcher_parser import LauncherParser
     from zerofit.configs.schema import Key, Schema, Schemas
 
 TORCH_LAUNCH = "torch.distributed.launch"
@@ -43,25 +43,6 @@ def flags_of(launcher: Launcher, schemas: Schemas, *, module: str | None = None)
         takes_dashes=launcher not in _WITHOUT_DASHES,
         schema=schema,
     )
-
-
-class _RefusedLineError(Exception):
-    """argparse's message for a line that it refuses."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _RefusedLineError(message)
-
-
-class _Switch(argparse.Action):
-    """A flag without a value; also --help, which would print and exit."""
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(nargs=0, **more)
-
-    def __call__(self, *_: Any) -> None:
-        pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,24 +128,28 @@ class LauncherFlags:
 
     def _message(self, words: Sequence[str], *, with_script: bool) -> str | None:
         """Return argparse's message for words that it refuses; None if it takes them."""
-        try:
-            self._parsers[with_script].parse_args(list(words))
-        except _RefusedLineError as refused:
-            return str(refused)
-        return None
+        return self._parsers[with_script].refusal(words)
 
     @cached_property
-    def _parsers(self) -> tuple[_Parser, _Parser]:
-        flags, line = (_Parser(add_help=False, allow_abbrev=self.abbreviates) for _ in range(2))
+    def _parsers(self) -> tuple[LauncherParser, LauncherParser]:
+        from zerofit.checking.inputs.launcher_parser import (
+            LauncherParser,
+        )  # argparse is needed for lines only
+
+        flags, line = (
+            LauncherParser(prog="", add_help=False, allow_abbrev=self.abbreviates) for _ in range(2)
+        )
         for key in self.keys:
+            options = dict.fromkeys(self._spellings(key))
             for parser in (flags, line):
-                kinds: dict[str, Any] = {"type": next(map(_TYPES.get, key.kinds), None)}
-                options = dict.fromkeys(self._spellings(key))
-                parser.add_argument(
-                    *options, dest=key.name, **({"action": _Switch} if is_switch(key) else kinds)
+                parser.add_flag(
+                    *options,
+                    dest=key.name,
+                    kind=next(map(_TYPES.get, key.kinds), None),
+                    is_switch=is_switch(key),
                 )
         line.add_argument("script")
-        line.add_argument("arguments", nargs=argparse.REMAINDER)
+        line.add_argument("arguments", nargs="...")  # argparse.REMAINDER
         return flags, line
 
     def _spellings(self, key: Key) -> Sequence[str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import Document
     from zerofit.scripts.facts import ScriptFacts
-    from zerofit.scripts.source.flag_names import FlagNames
+    from zerofit.scripts.flag_names import FlagNames
 
 _NAMES_FILE = re.compile("--deepspeed[ =]")
 _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
@@ -194,7 +194,7 @@ def _names_of(script: ScriptFacts | None, targets: Targets) -> FlagNames | None:
     """Return the names in a script that is launched with arguments; None if they are not needed."""
     if script is None or targets.command is None or not targets.command.arguments:
         return None
-    from zerofit.scripts.source.flag_names import flag_names
+    from zerofit.scripts.flag_names import flag_names
 
     return flag_names(script.name, dict(targets.scripts).get(script.name))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
+from zerofit.scripts.flag_names import dataclass_fields
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
-from zerofit.scripts.source.flag_names import dataclass_fields
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, ContextEffect, Reading
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep

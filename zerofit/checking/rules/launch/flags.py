@@ -79,9 +79,10 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
 )
 def _no_value(situation: Situation) -> Iterator[Hit]:
     for refused in _refused(situation, Refusal.NO_VALUE):
-        key = refused.flag and _known_flags(situation).key(refused.flag.name)
-        if refused.flag is not None and key is not None:
-            yield Hit(found=refused.flag.text, fix=f"give --{key.name} {expected(key)}, or leave it out")
+        flag = refused.flag
+        key = None if flag is None else _known_flags(situation).key(flag.name)
+        if flag is not None and key is not None:
+            yield Hit(found=flag.text, fix=f"give --{key.name} {expected(key)}, or leave it out")
 
 
 @Rule(

@@ -10,8 +10,7 @@ from zerofit.checking.rules.script.hits import hit, unguarded_calls
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher, is_literal
 from zerofit.core.errors import nearest
-from zerofit.scripts.facts import Action
-from zerofit.scripts.source.flag_names import TRAINING_ARGUMENTS
+from zerofit.scripts.facts import TRAINING_ARGUMENTS, Action
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -169,8 +168,9 @@ def _strict_options(situation: Situation) -> frozenset[str] | None:
     if TRAINING_ARGUMENTS in names:
         schemas = known(situation.schemas, "the fields of TrainingArguments")
         schema = schemas.training_arguments
-        former = {entry.path[0] for entry in (*schema.removed, *schema.other_releases)}
-        names |= _training_fields(situation) | former  # another rule reports these
+        former = [entry.path[0] for entry in schema.removed]
+        former += [entry.path[0] for entry in schema.other_releases]
+        names |= _training_fields(situation) | set(former)  # another rule reports these
     spelled = {name for field in names for name in (field, f"no_{field}")}
     dashed = {name.replace("_", "-") for name in spelled}
     return frozenset(f"--{name}" for name in {*spelled, *dashed, "help"})

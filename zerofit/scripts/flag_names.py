@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.scripts.facts import TRAINING_ARGUMENTS
 from zerofit.scripts.source.names import PLAIN_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ _PARSERS_OF_ANYTHING = frozenset(
 """Names in a source that may accept any flag: pass-through, or parsers of classes defined elsewhere."""
 _WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
 _PARSERS = frozenset({"ArgumentParser", "add_argument", "click", "typer", "absl", *_WITH_TRAINING_ARGUMENTS})
+_LEAVES_SOME = "parse_known_args"
+"""argparse's method that leaves arguments to another parser."""
 _OWNERS_OF_OTHERS = ("accelerator", "state")
 """Objects of accelerate, whose num_processes is no argument of the script."""
-TRAINING_ARGUMENTS = "TrainingArguments"
-"""Stands for all fields of transformers' class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class FlagNames:
     takes_any: bool
     """True if a parser of the source may take any flag."""
     takes_training_arguments: bool
-    """True if a parser of it takes the fields of TrainingArguments."""
+    """True if a parser of it takes the fields of TrainingArguments, or leaves some to another parser."""
 
     def has(self, flag: str) -> bool:
         """Return True if the source contains a flag, or one that it abbreviates, as argparse allows."""
@@ -56,7 +57,7 @@ def flag_names(script: str | Path, source: str | None = None) -> FlagNames:
         names=names,
         has_parser=bool(names & _PARSERS),
         takes_any=bool(names & _PARSERS_OF_ANYTHING),
-        takes_training_arguments=bool(names & _WITH_TRAINING_ARGUMENTS),
+        takes_training_arguments=bool(names & {*_WITH_TRAINING_ARGUMENTS, _LEAVES_SOME}),
     )
 
 
