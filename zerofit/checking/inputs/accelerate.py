@@ -109,6 +109,8 @@ def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
         if flag is not None:
             return Said(value=True, text=flag.text)
     if file is None:
+        if command is not None and command.find("config_file") is not None:
+            return None  # it could not be read
         return Said(value=False, text="no --use_deepspeed", confidence=Confidence.LIKELY)
     said = file.said("distributed_type")
     if said is None or (said.value != "DEEPSPEED" and str(said.value).upper() == "DEEPSPEED"):

@@ -8,6 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.launcher_flags import TORCH_LAUNCH, flags_of
+from zerofit.checking.inputs.programs import (
+    ASSIGNMENT,
+    PYTHON,
+    RUNNERS,
+    program_of,
+    script_of_runner,
+    without_wrappers,
+)
 from zerofit.checking.situation import RunSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Flag, LaunchCommand, Launcher, is_literal
@@ -33,20 +41,12 @@ _FIELDS: Mapping[str, Callable[[str], Any]] = {
     "optimizer": OptimizerName,
 }
 """Fields of a strategy that flags of `zerofit launch` set, and how their words are read."""
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
-_WRAPPERS = ("nohup", "time", "exec")
-"""Commands that run the rest of the line unchanged."""
-_RUNNERS = ("srun", "uv", "poetry", "pipenv", "conda", "numactl", "nsys")
-"""Commands that have their own flags before the command to run."""
 _LAUNCHERS = {
     "accelerate-launch": Launcher.ACCELERATE,
     "torchrun": Launcher.TORCHRUN,
     "deepspeed": Launcher.DEEPSPEED,
     "deepspeed.pt": Launcher.DEEPSPEED,
 }
-PROGRAMS = ("accelerate", "zerofit", *_LAUNCHERS)
-_ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _MODULES = {
     "accelerate.commands.launch": Launcher.ACCELERATE,
@@ -63,51 +63,26 @@ def read_command(words: Sequence[str], *, schemas: Schemas) -> LaunchCommand | N
         words: the command, split as by a shell.
         schemas: for the flags of each launcher.
     """
-    rest = _without_wrappers(list(words))
+    before, rest = without_wrappers(words)
+    if not rest and (script := script_of_runner(words)):
+        before, rest = list(words[: len(words) - len(script)]), ["python", *script]
     command = _from_launcher(rest, schemas) if rest else None
     if command is None:
         return None
-    before = list(words[: len(words) - len(rest)])
-    variables = tuple(word.partition("=")[::2] for word in before if _ASSIGNMENT.match(word))
-    runner = next((word for word in before if _program(word) in _RUNNERS), None)
+    variables = tuple(word.partition("=")[::2] for word in before if ASSIGNMENT.match(word))
+    runner = next((word for word in before if program_of(word) in RUNNERS), None)
     return replace(command, environment=variables, runner=runner)
 
 
 def _from_launcher(rest: list[str], schemas: Schemas) -> LaunchCommand | None:
     """Return the parsed command that starts with its launcher."""
-    program = _program(rest[0])
+    program = program_of(rest[0])
     if program in ("accelerate", "zerofit"):
         launcher = Launcher.ACCELERATE if program == "accelerate" else Launcher.ZEROFIT
         return _launch(launcher, rest[2:], schemas) if rest[1:2] == ["launch"] else None
     if program in _LAUNCHERS:
         return _launch(_LAUNCHERS[program], rest[1:], schemas)
-    return _python(rest[1:], schemas) if _PYTHON.match(program) else None
-
-
-def _without_wrappers(words: list[str]) -> list[str]:
-    """Return a command without leading VAR=value, `env` and similar."""
-    while words:
-        if _ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS:
-            words = words[1:]
-        elif _program(words[0]) == "env":
-            words = words[1:]
-            while words and words[0].startswith("-"):
-                words = words[2 if words[0] in _ENV_WITH_VALUE else 1 :]
-        elif _program(words[0]) in _RUNNERS:
-            begin = next((i for i, word in enumerate(words) if _is_launcher(word)), len(words))
-            words = words[begin:]
-        else:
-            break
-    return words
-
-
-def _program(word: str) -> str:
-    return word.rpartition("/")[2]
-
-
-def _is_launcher(word: str) -> bool:
-    program = _program(word)
-    return program in PROGRAMS or _PYTHON.match(program) is not None
+    return _python(rest[1:], schemas) if PYTHON.match(program) else None
 
 
 def _python(words: list[str], schemas: Schemas) -> LaunchCommand | None:

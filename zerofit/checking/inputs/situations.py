@@ -80,7 +80,7 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     scripts, broken = read_scripts(targets)
     first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
     # Findings that concern no particular run are reported with the first.
-    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
+    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing, breaks=targets.breaks)
     return (first, *others)
 
 
@@ -148,6 +148,8 @@ def _situation(
 ) -> Situation:
     command = targets.command
     route = (script.route if script else None) or targets.route
+    if route is None and any(file.kind is FileKind.RECIPE for file in targets.files):
+        route = Route.TRAINER
     is_inferred = route is None and _is_named_for_trainer(targets, script)
     route = Route.TRAINER if is_inferred else route
     trainer = None
