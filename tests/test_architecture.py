@@ -86,6 +86,7 @@ _STDLIB = frozenset(
         *(
             "__future__",
             "abc",
+            "argparse",
             "ast",
             "bisect",
             "collections",

@@ -10,10 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tools.schemas.deepspeed_schema import probe_deepspeed_schema
-from tools.schemas.hugging_face_schemas import (
+from tools.schemas.hugging_face_schemas import probe_accelerate_schema, probe_training_arguments_schema
+from tools.schemas.launcher_schemas import (
     probe_accelerate_launch_schema,
-    probe_accelerate_schema,
-    probe_training_arguments_schema,
+    probe_deepspeed_launcher_schema,
+    probe_torchrun_schema,
+    probe_zerofit_launch_schema,
 )
 from tools.schemas.new_release import with_release
 from tools.schemas.render import render_schema
@@ -30,6 +32,9 @@ PROBES = {
     "deepspeed": probe_deepspeed_schema,
     "accelerate": probe_accelerate_schema,
     "accelerate_launch": probe_accelerate_launch_schema,
+    "torchrun": probe_torchrun_schema,
+    "deepspeed_launcher": probe_deepspeed_launcher_schema,
+    "zerofit_launch": probe_zerofit_launch_schema,
     "training_arguments": probe_training_arguments_schema,
 }
 """What reads each file of the catalog off the installed library."""

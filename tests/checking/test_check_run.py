@@ -82,11 +82,21 @@ def test_trainer_reads_a_file_named_by_deepspeed(tmp_path: Path, monkeypatch: py
     assert switch.findings == ()
 
 
+_TAKES_ALL = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--deepspeed")
+parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--fp16", action="store_true")
+args = parser.parse_args()
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "severities"),
     [
         ("from package import train\ntrain()\n", ["warning"]),
-        ("import argparse\nargs = argparse.ArgumentParser().parse_args()\n", []),
+        (_TAKES_ALL, []),
         ("def parse():\n    import argparse\n    return argparse.ArgumentParser()\n", []),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.checking.read_targets import decode_script
+from zerofit.checking.script_files import decode_script
 from zerofit.core.errors import Unreadable
 
 

@@ -13,6 +13,7 @@ from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, 
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.named_files import named_files
+from zerofit.checking.inputs.shell_lines import shell_lines
 from zerofit.checking.inputs.situations import read_scripts, situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.inputs.training_arguments import trainer_of
@@ -94,8 +95,14 @@ def situation_of_script(script: str, deepspeed: Mapping[str, Any] | None) -> Sit
 def _targets(example: Example, versions: Versions) -> Targets:
     files = {name: _file(name, text) for name, text in example_files(example).items()}
     words = [*shlex.split(example.command or ""), *([SCRIPT_FILE] if example.script else [])]
+    line = None
+    if example.shell is not None:
+        (line,) = shell_lines(example.shell, name="run.sh")
+        words = list(line.words)
     arguments = tuple(shlex.split(example.arguments))
-    command = read_command([*words, *arguments], launch_flags=_SCHEMAS.accelerate_launch.root)
+    if words and not any(word.endswith(".py") for word in words):
+        words.append(SCRIPT_FILE)  # one that is not read
+    command = read_command([*words, *arguments], schemas=_SCHEMAS)
     missing = []
     for kind, said, _ in named_files(command, arguments, files):
         if said.value in files:
@@ -112,6 +119,7 @@ def _targets(example: Example, versions: Versions) -> Targets:
         checkpoint=example.checkpoint,
         machine=example.machine,
         versions=versions,
+        line=line,
     )
 
 

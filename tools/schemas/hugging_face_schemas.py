@@ -1,4 +1,4 @@
-"""The keys of accelerate's file and launcher and of TrainingArguments, in the installed releases."""
+"""The keys of accelerate's file and of TrainingArguments, in the installed releases."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import dataclasses
 from enum import Enum
 from importlib.metadata import version
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from tools.schemas.launcher_schemas import probe_accelerate_launch_schema
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
 from zerofit.core.upstream.transformers import CHECKPOINTING_BEFORE_5_23
-
-if TYPE_CHECKING:
-    import argparse
 
 _FLAG_OR_WORD = (ValueKind.BOOL, ValueKind.STRING)
 """accelerate writes str(value).lower() == "true": true and "true" are the same."""
@@ -38,7 +36,6 @@ _DEEPSPEED_KINDS = {
     "zero3_init_flag": (ValueKind.BOOL,),
     "zero3_save_16bit_model": _FLAG_OR_WORD,
 }
-_DEVICES = ("none", "cpu", "nvme")
 _ROOT_KINDS = {
     "compute_environment": (ValueKind.STRING,),
     "distributed_type": (ValueKind.STRING, ValueKind.BOOL),  # YAML reads NO as false, which works
@@ -80,41 +77,6 @@ def probe_accelerate_schema() -> Schema:
         removed=tuple(
             Removed(path=(name,), instead=instead) for name, instead in _REMOVED.items() if name not in fields
         ),
-    )
-
-
-def probe_accelerate_launch_schema() -> Schema:
-    """Return the flags of `accelerate launch`; a switch has the one type bool, other flags take a value."""
-    from accelerate.commands.launch import launch_command_parser
-
-    actions = launch_command_parser()._actions
-    keys = [
-        _flag(action) for action in actions if any(name.startswith("--") for name in action.option_strings)
-    ]
-    return Schema(
-        package="accelerate",
-        version=version("accelerate"),
-        root=Section(keys=tuple(keys), on_unknown=OnUnknown.REJECTS),
-    )
-
-
-def _flag(action: argparse.Action) -> Key:
-    names = [name.lstrip("-").replace("-", "_") for name in action.option_strings]
-    name = next(name for name in names if len(name) > 1)
-    kinds: dict[Any, tuple[ValueKind, ...]] = {int: (ValueKind.INTEGER,), float: (ValueKind.NUMBER,)}
-    choices: tuple[str | int, ...] = tuple(action.choices or ())
-    if name in ("offload_optimizer_device", "offload_param_device"):
-        choices = _DEVICES
-    least, most = _LIMITS.get(name, (None, None))
-    return Key(
-        name=name,
-        kinds=(ValueKind.BOOL,) if action.nargs == 0 else kinds.get(action.type, (ValueKind.STRING,)),
-        converts=action.nargs != 0,
-        choices=choices,
-        ignores_case=choices == _DEVICES,
-        at_least=least,
-        at_most=most,
-        aliases=tuple(sorted({other for other in names if other != name})),
     )
 
 
@@ -184,8 +146,10 @@ def _deepspeed_keys(flags: dict[str, Key]) -> list[Key]:
             converts=name in _CONVERTED,
             choices=tuple(DEEPSPEED_MULTINODE_LAUNCHERS)
             if name == "deepspeed_multinode_launcher"
-            else flags[name].choices,
-            ignores_case=flags[name].ignores_case,
+            else flags[name].choices
+            if name.endswith("_device")
+            else (),
+            ignores_case=name.endswith("_device"),
             at_least=0 if name == "zero_stage" else None,
             at_most=3 if name == "zero_stage" else None,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.strategy import situation_of_launch
-from zerofit.checking.read_targets import script_file
+from zerofit.checking.script_files import script_file
 from zerofit.checking.targets import Targets
 from zerofit.configs.schemas.catalog import load_schemas
 

@@ -70,20 +70,25 @@ def check(
         ExceptionGroup: of one UserError for each target that can't be checked.
     """
     versions = versions or probe_versions()
+
+    def as_said(targets: Targets) -> Targets:
+        return replace(
+            targets,
+            route=targets.route if route is None else Route(route),
+            num_processes=num_processes,
+            on_cpu=on_cpu,
+            machine=machine,
+            versions=versions,
+        )
+
     read = read_targets(
         [os.fspath(target) for target in targets],
         schemas=load_schemas(versions),
         stdin=stdin or sys.stdin.buffer.read,
         overlay=overlay,
     )
-    read = replace(
-        read,
-        route=None if route is None else Route(route),
-        num_processes=num_processes,
-        on_cpu=on_cpu,
-        machine=machine,
-        versions=versions,
-    )
+    read = replace(read, runs=tuple(map(as_said, read.runs)))
+    read = as_said(read)
     read = replace(read, capture=capture or _cached(read))
     return Report(targets=read, verdict=verdict_of(read), strict=strict)
 
@@ -100,17 +105,30 @@ def _cached(targets: Targets) -> Capture | None:
 
 def verdict_of(targets: Targets) -> Verdict:
     """Return the results of all rules for all situations of the targets, without duplicates."""
-    made = situations(targets)
-    if targets.capture is not None:
-        made = tuple(with_capture(situation, targets.capture) for situation in made)
-    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
-    # For a file that can't be parsed everything is unknown, and not worth a line.
-    is_unread = targets.files and all(file.broken for file in targets.files)
+    verdicts = [_verdict(run, targets.capture) for run in targets.runs or (targets,)]
+    # For a file that can't be parsed, or starts nothing, everything is unknown, and not worth a line.
+    is_unread = targets.files and all(file.broken or file.has_nothing for file in targets.files)
     unknown = dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)
     return Verdict(
         findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
         unknown=() if is_unread else tuple(unknown),
+        notes=tuple(dict.fromkeys(targets.notes)),
     )
+
+
+def _verdict(targets: Targets, capture: Capture | None) -> Verdict:
+    """Return the results of all rules for all situations of a run; what a line says is at that line."""
+    made = situations(targets)
+    if capture is not None:
+        made = tuple(with_capture(situation, capture) for situation in made)
+    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
+    findings = [finding for verdict in verdicts for finding in verdict.findings]
+    if (line := targets.line) is not None:
+        findings = [
+            replace(finding, place=finding.place or line.place_of(finding.found)) for finding in findings
+        ]
+    unknown = [unknown for verdict in verdicts for unknown in verdict.unknown]
+    return Verdict(findings=tuple(findings), unknown=tuple(unknown))
 
 
 def refuse(situation: Situation, *, rules: Iterable[Rule]) -> None:

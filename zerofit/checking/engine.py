@@ -80,6 +80,8 @@ class Verdict:
     """Sorted by file and line, then severity, then rule; findings without a file come first."""
     unknown: tuple[UndecidedRule, ...] = ()
     """In the order of the rules."""
+    notes: tuple[str, ...] = ()
+    """What is not checked, and why."""
 
     def of(self, severity: Severity) -> tuple[Finding, ...]:
         """Return the findings of one severity."""

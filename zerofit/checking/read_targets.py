@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 import re
 from contextlib import suppress
@@ -11,90 +10,38 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.command_line import PROGRAMS, read_command
+from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.checking.inputs.named_files import named_files, resumed_from
+from zerofit.checking.inputs.programs import (
+    LAUNCHERS,
+    file_of_shell,
+    is_launch_line,
+    other_program,
+    text_of_shell,
+    unknown_program,
+)
+from zerofit.checking.script_files import read_bytes, script_file
 from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, format_of, read_document
-from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.checkpoints import read_shards
-from zerofit.core.command import Launcher
+from zerofit.core.command import Launcher, Route, is_literal, is_truth
 from zerofit.core.errors import Unreadable, UserError, nearest
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from zerofit.checking.inputs.programs import OtherProgram
+    from zerofit.checking.inputs.shell_lines import ShellLine, WrittenFile
     from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.command import LaunchCommand
     from zerofit.core.facts import Checkpoint
 
-_MAX_SCRIPT_BYTES = 4 * 1024 * 1024
-"""ASSUMPTION: no training script is longer; a hundred times the longest of transformers' examples."""
 _MAX_FOLDERS = 4
 """ASSUMPTION: examples are at most this deep in a repository; without .git the folders above are others'."""
-
-
-def read_bytes(name: str) -> bytes:
-    """Return a file's bytes, at most one more than the maximum that can be checked.
-
-    Raises:
-        UserError: it is a folder, or can't be read.
-    """
-    try:
-        with open(name, "rb") as file:
-            return file.read(max(MAX_BYTES, _MAX_SCRIPT_BYTES) + 1)
-    except OSError as error:
-        is_folder = os.path.isdir(name)
-        raise UserError(
-            "target-unreadable",
-            "the file can't be read",
-            found=f"{name}: {'it is a folder' if is_folder else error.strerror}",
-            why="files are read one by one" if is_folder else "permission denied",
-            fix=f"name the files in it: {os.path.join(name, '*.json')}"
-            if is_folder
-            else "name a readable file",
-        ) from None
-
-
-def decode_script(data: bytes) -> str:
-    """Return a script's text, in the encoding declared in its first lines.
-
-    Raises:
-        Unreadable: it is not text, or too long.
-    """
-    if len(data) > _MAX_SCRIPT_BYTES:
-        raise Unreadable(
-            f"the file has more than {_MAX_SCRIPT_BYTES} bytes",
-            "no training script is that long, so this is another file",
-            "name the script",
-        )
-    import tokenize  # imported only if needed, since it takes time
-
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return io.TextIOWrapper(io.BytesIO(data), encoding).read()
-    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise Unreadable(
-            "the file is not text in its declared encoding",
-            f"Python can't read it: {getattr(error, 'msg', None) or error}",
-            "save the file as UTF-8",
-        ) from None
-
-
-def script_file(name: str) -> TargetFile:
-    """Return a script's file, read.
-
-    Raises:
-        UserError: it can't be opened.
-    """
-    data = read_bytes(name)
-    try:
-        return TargetFile(name=name, kind=FileKind.SCRIPT, source=decode_script(data))
-    except Unreadable as error:
-        return TargetFile(name=name, kind=FileKind.SCRIPT, broken=error)
 
 
 def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
@@ -113,6 +60,7 @@ def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
         return None
 
 
+_TYPED = "the command line"
 STDIN = "standard input"
 """The name for standard input."""
 
@@ -138,29 +86,14 @@ def read_targets(
         ExceptionGroup: of one UserError for each word that can't be checked.
     """
     reading = _Reading(schemas, stdin, overlay or {}, reads_default=reads_default)
-    command = read_command(words, launch_flags=schemas.accelerate_launch.root)
-    if command is not None:
-        arguments = command.arguments
-        reading.read_command(command)
-    else:
-        arguments = reading.read_words(words)
-    for kind, said, by in named_files(command, arguments, reading.files):
-        reading.read_named(_beside(said, by.name) if by and command is None else said, kind)
+    targets = reading.targets(words)
     if reading.errors:
         raise ExceptionGroup("targets that can't be checked", reading.errors)
-    return Targets(
-        files=tuple(reading.files.values()),
-        missing=tuple(reading.missing),
-        command=command,
-        arguments=arguments,
-        are_all_arguments=command is not None or bool(arguments),
-        checkpoint=probe_resumed(arguments),
-        schemas=schemas,
-    )
+    return targets
 
 
 class _Reading:
-    """The inputs read so far."""
+    """The inputs read so far: those that the user typed, or those of one launch line of a file."""
 
     def __init__(
         self,
@@ -169,15 +102,150 @@ class _Reading:
         overlay: Mapping[str, str],
         *,
         reads_default: bool,
+        line: ShellLine | None = None,
     ) -> None:
         self.files: dict[str, TargetFile] = {}
         """By real path, so that a file named twice is read once."""
         self.missing: list[Said[str]] = []
         self.errors: list[UserError] = []
+        self.runs: list[Targets] = []
+        """Those of launch lines in files."""
+        self.notes: list[str] = []
         self._schemas = schemas
         self._stdin = stdin
         self._overlay = overlay
         self._reads_default = reads_default
+        self._line = line
+
+    def targets(self, words: Sequence[str]) -> Targets:
+        """Read a command, or files."""
+        command = read_command(words, schemas=self._schemas)
+        other = None if command is not None else self._other_program(words)
+        if command is not None:
+            arguments = command.arguments
+            self.read_command(command)
+            self._read_recipes(arguments)
+        elif other is not None:
+            arguments = other.arguments
+            self._read_program(other)
+        elif (text := text_of_shell(words)) is not None:
+            from zerofit.checking.inputs.shell_lines import shell_lines  # imported only if needed
+
+            arguments = ()
+            self._read_lines(shell_lines(text, name=_TYPED))
+        else:
+            file = file_of_shell(words) if not os.path.exists(words[0]) else None
+            arguments = self.read_words(words if file is None else [file])
+        for kind, said, by in named_files(command, arguments, self.files):
+            self.read_named(_beside(said, by.name) if by and command is None else said, kind)
+        own = Targets(
+            files=tuple(self.files.values()),
+            missing=tuple(self.missing),
+            command=command,
+            arguments=arguments,
+            are_all_arguments=command is not None or bool(arguments),
+            route=Route.TRAINER if other is not None and other.is_trainer else None,
+            checkpoint=probe_resumed(arguments),
+            schemas=self._schemas,
+            program=other,
+            line=self._line,
+            notes=tuple(self.notes),
+        )
+        return self._with_runs(own, words) if command is None and other is None else own
+
+    def _with_runs(self, own: Targets, words: Sequence[str]) -> Targets:
+        """Return files as targets with a run for each launch line, each recipe, and the other files."""
+        others = [file for file in own.files if file.kind is not FileKind.LINES]
+        recipes = [file.name for file in others if file.kind is FileKind.RECIPE]
+        runs = list(self.runs)
+        if len(recipes) < 2:
+            if not runs:
+                return own
+            runs += [replace(own, files=tuple(others), notes=())] if others else []
+        else:
+            lines = [file.name for file in own.files if file.kind is FileKind.LINES]
+            for recipe in recipes:
+                left_out = {*lines, *recipes} - {recipe}
+                runs.append(self._for_line(None).targets([word for word in words if word not in left_out]))
+        files = {os.path.realpath(file.name): _placed(file, run) for run in runs for file in run.files}
+        files |= self.files
+        ordered = {path: files[path] for path in (*self.files, *files)}
+        return replace(own, files=tuple(ordered.values()), runs=tuple(runs))
+
+    def _other_program(self, words: Sequence[str]) -> OtherProgram | None:
+        """Return the program of a line that is no launch line and names no files itself."""
+        found = other_program(words)
+        if found is not None and len(words) > 1:
+            return found
+        is_word = len(words) > 1 and not os.path.splitext(words[0])[1] and not words[0].startswith("-")
+        if self._line is not None or not is_word or os.path.exists(words[0]):
+            return None
+        is_shell = text_of_shell(words) is not None or file_of_shell(words) is not None
+        return None if is_shell else unknown_program(words)
+
+    def _read_program(self, program: OtherProgram) -> None:
+        """Read the files that another program's arguments name."""
+        self._read_recipes(program.arguments, others=True)
+        read = [file.name for file in self.files.values()]
+        is_read = bool(read) or (program.is_trainer and any(map(_is_flag, program.arguments)))
+        if not is_read and not self.missing and not self.errors and self._line is None:
+            self.errors.append(_unknown_program(program))
+        where = f"{self._line.places[0]}: " if self._line is not None else ""
+        rest = f"; read: {', '.join(read)}" if read else ""
+        self.notes.append(f"{where}the flags of {program.name}, a program that zerofit does not know{rest}")
+
+    def _read_recipes(self, arguments: Sequence[str], *, others: bool = False) -> None:
+        """Read the recipes among a program's arguments; with `others`, its other configurations too."""
+        for word in arguments:
+            name = word.partition("=")[2] if word.startswith("-") else word
+            if not name.endswith((".yaml", ".yml", ".json")):
+                continue
+            path = self._found(name)
+            if not os.path.isfile(path):
+                if others and self._line is None:
+                    self.missing.append(Said(value=name, text=word))
+                continue
+            with suppress(UserError):
+                file = _configuration(path, self._content(path, read_bytes(path)))
+                if file.broken is not None and others:
+                    self.errors.append(_broken_recipe(path, file.broken))
+                kind = kind_of(file.document, self._schemas) if file.document is not None else None
+                if kind is FileKind.RECIPE or (others and isinstance(kind, FileKind)):
+                    by = None if self._line is None else self._line.said(path)
+                    self._add(path, replace(file, kind=kind, named_by=by))
+
+    def _read_lines(self, lines: Sequence[ShellLine]) -> int:
+        """Read the runs that a file's launch lines start; return the number of these lines."""
+        num_lines = 0
+        for line in lines:
+            reading = self._for_line(line)
+            if is_launch_line(line.words):
+                num_lines += 1
+                self.runs.append(reading.targets(line.words))
+                self.notes += reading.notes
+                self.notes += (
+                    f"{line.places[0]}: {error.summary}: {error.found}" for error in reading.errors
+                )
+            elif (name := file_of_shell(line.words)) is not None:
+                path = reading._found(name)
+                if os.path.isfile(path) and os.path.realpath(path) not in self.files:
+                    self._read_line_file(path, read_bytes(path), named_by=line.said(path))
+        return num_lines
+
+    def _for_line(self, line: ShellLine | None) -> _Reading:
+        return _Reading(
+            self._schemas, self._stdin, self._overlay, reads_default=self._reads_default, line=line
+        )
+
+    def _found(self, name: str) -> str:
+        """Return the path of a file that a line names, in the folders in which the line may run."""
+        if self._line is None or not is_literal(name) or os.path.isabs(name):
+            return name
+        folder, file = self._line.folder, self._line.places[0].file.partition(", cell ")[0]
+        above = [str(path) for path in _folders_above(file)]
+        bases = [folder, "", *(os.path.join(path, folder) for path in above), *above]
+        paths = (os.path.normpath(os.path.join(base, name)) for base in bases)
+        return next(filter(os.path.isfile, paths), name)
 
     def read_words(self, words: Sequence[str]) -> tuple[str, ...]:
         """Read files up to a script; return the words after it, which are its arguments."""
@@ -214,6 +282,11 @@ class _Reading:
             command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
         ):
             script = _file_of_module(name)  # one that is installed elsewhere stays unknown
+        if is_truth(name) and not os.path.exists(name):
+            return  # the value of a switch, which a rule reports
+        if self._line is not None:
+            self._read_script_of_line(self._line, script if script is None else self._found(script))
+            return
         try:
             if script == name:
                 from zerofit.scripts.target import check_script
@@ -224,8 +297,26 @@ class _Reading:
         except UserError as error:
             self.errors.append(error)
 
+    def _read_script_of_line(self, line: ShellLine, script: str | None) -> None:
+        """Read the script of a line in a file; it may be in a folder that is not here."""
+        written = line.written.get(script or "")
+        if written is not None and script is not None:
+            said = Said(value=script, text=f"written by {written.place}", place=written.place)
+            file = TargetFile(name=script, kind=FileKind.SCRIPT, source=written.text, named_by=said)
+            self._add(script, file)
+        elif script is not None and os.path.isfile(script):
+            self._add(script, replace(script_file(script), named_by=line.said(script)))
+        elif script is not None and is_literal(script) and script.endswith(".py"):
+            self.notes.append(f"{line.places[0]}: {script}, which is not found here")
+
     def read_named(self, said: Said[str], kind: FileKind) -> None:
         """Read a file named by a layer, relative to the current folder as the libraries do."""
+        if self._line is not None:
+            written = self._line.written.get(said.value)
+            if written is not None:
+                self._read_written(said.value, written, kind)
+                return
+            said = replace(said, value=self._found(said.value))
         path = said.value
         if os.path.realpath(path) in self.files:
             return
@@ -238,7 +329,7 @@ class _Reading:
                     file = _configuration(f"{DICTIONARY}{said.place.file}", text, kind)
                     self._add(f"{file.name}:{said.place.line}", replace(file, named_by=said))
             elif _is_path(path):
-                self.missing.append(said)
+                self._miss(said)
             return
         try:
             file = _configuration(path, self._content(path, read_bytes(path)), kind)
@@ -247,12 +338,39 @@ class _Reading:
         else:
             self._add(path, replace(file, named_by=said))
 
+    def _read_written(self, name: str, written: WrittenFile, kind: FileKind) -> None:
+        """Read a file that the line's own script writes, unless it has values that only the run knows."""
+        if written.is_open:
+            self.notes.append(f"{name}, whose values {written.place} takes from variables")
+            return
+        said = Said(value=name, text=f"written by {written.place}", place=written.place)
+        self._add(name, replace(_configuration(name, written.text, kind), named_by=said))
+
+    def _has_script(self) -> bool:
+        return any(file.kind is FileKind.SCRIPT for file in self.files.values())
+
+    def _miss(self, said: Said[str]) -> None:
+        """Remember a missing file.
+
+        That of a line in a file is not checked if the line's script is not here either, or if a command
+        before the line may write it.
+        """
+        if self._line is None:
+            self.missing.append(said)
+        elif said.value not in self._line.named and self._has_script():
+            place = said.place or self._line.place_of(said.text)
+            self.missing.append(replace(said, place=place, confidence=Confidence.LIKELY))
+        else:
+            self.notes.append(f"{self._line.place_of(said.text)}: {said.value}, which is not found here")
+
     def _read_target(self, name: str) -> TargetFile:
         if name == "-":
             return self._add(STDIN, _configuration(STDIN, self._stdin(), FileKind.DEEPSPEED))
         data = check_target(name)
         if name.endswith((".py", ".pyw")):
             return self._add(name, script_file(name))
+        if _has_lines(name, data):
+            return self._read_line_file(name, data)
         file = _configuration(name, self._content(name, data))
         if file.document is not None:
             found = kind_of(file.document, self._schemas)
@@ -261,11 +379,41 @@ class _Reading:
             file = replace(file, kind=found)
         return self._add(name, file)
 
+    def _read_line_file(self, name: str, data: bytes, *, named_by: Said[str] | None = None) -> TargetFile:
+        """Read a shell script or notebook, and what its launch lines name."""
+        from zerofit.checking.inputs.line_files import lines_of_file  # imported only if needed
+
+        file = self._add(name, TargetFile(name=name, kind=FileKind.LINES, named_by=named_by))
+        try:
+            lines = lines_of_file(name, data.decode("utf-8"))
+        except ValueError:
+            if named_by is not None:
+                return file
+            raise _not_a_configuration(name, "neither a shell script nor a notebook", None) from None
+        num_lines = self._read_lines(lines)
+        if not self.runs and named_by is None:
+            self.notes.append(f"{name}, which has no launch line")
+        self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines)
+        return file
+
     def _content(self, name: str, data: bytes) -> bytes | str:
         return self._overlay.get(os.path.realpath(name), data)
 
     def _add(self, path: str, file: TargetFile) -> TargetFile:
         return self.files.setdefault(os.path.realpath(path), file)
+
+
+def _has_lines(name: str, data: bytes) -> bool:
+    """Return True if a file has command lines."""
+    if name.lower().endswith((".json", ".hjson", ".yaml", ".yml")):
+        return False
+    from zerofit.checking.inputs.line_files import has_lines  # imported only if needed, since it takes time
+
+    return has_lines(name, data)
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--")
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:
@@ -357,7 +505,7 @@ def check_target(name: str) -> bytes:
         if os.path.splitext(file)[1] == suffix and os.path.exists(os.path.join(folder, file))
     }
     near = stems.get(nearest(stem, stems) or "")
-    program = nearest(base, PROGRAMS) if not suffix else None
+    program = nearest(base, LAUNCHERS) if not suffix else None
     if program:
         near, folder = program, ""
     raise UserError(
@@ -366,6 +514,34 @@ def check_target(name: str) -> bytes:
         found=name,
         why="check takes files, or a whole command such as accelerate launch train.py",
         fix=f"did you mean {os.path.join(folder, near)}?" if near else "name an existing file",
+    )
+
+
+def _placed(file: TargetFile, run: Targets) -> TargetFile:
+    """Return a run's file with the line that names it, if that is in a file: --fix leaves it as it is."""
+    by, line = file.named_by, run.line
+    if by is None or by.place is not None or line is None:
+        return file
+    return replace(file, named_by=replace(by, place=line.place_of(by.text)))
+
+
+def _broken_recipe(name: str, error: Unreadable) -> UserError:
+    found = f"{name}:{error.line}: {error.problem}"
+    return UserError(
+        "recipe-unreadable", "the recipe can't be read", found=found, why=error.why, fix=error.fix
+    )
+
+
+def _unknown_program(program: OtherProgram) -> UserError:
+    line = " ".join([program.name, *program.arguments[:3], *(["..."] if program.arguments[3:] else [])])
+    name = program.name.partition(" ")[0]
+    near = nearest(name, LAUNCHERS) if name not in LAUNCHERS else None
+    return UserError(
+        "unknown-program",
+        "check does not know this program, and its line names no file to check",
+        found=line,
+        why="check knows accelerate launch, torchrun, deepspeed, python and zerofit launch",
+        fix=f"did you mean {near}?" if near else "name the configurations and the script that it reads",
     )
 
 
@@ -378,6 +554,6 @@ def _not_a_configuration(name: str, looks_like: str, document: Document | None) 
         "not-a-configuration",
         "the file can't be checked",
         found=f"{name} looks like {looks_like}",
-        why="check supports configurations of DeepSpeed and accelerate, and scripts",
+        why="check reads configurations of DeepSpeed and accelerate, recipes, scripts and launch lines",
         fix=fix,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES, DEEPSPEED_RULES
 from zerofit.checking.targets import is_fixable
-from zerofit.configs.document import say
+from zerofit.configs.document import FileKind, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,7 @@ def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: i
         num_rules: number of rules applied.
     """
     blocks = [finding.as_text() for finding in verdict.findings]
-    if verdict.unknown:
+    if verdict.unknown or verdict.notes:
         blocks.append("\n".join(unknown_lines(verdict)))
     blocks.append(_last_line(verdict, files, num_rules=num_rules))
     return "\n\n".join(blocks)
@@ -99,11 +99,14 @@ def _other_engine(targets: Targets) -> str | None:
 
 
 def unknown_lines(verdict: Verdict) -> tuple[str, ...]:
-    """Return one line for each unknown fact, with the rules that need it."""
+    """Return one line for each unknown fact, with the rules that need it, and for each note."""
     rules: dict[str, dict[str, None]] = {}
     for unknown in verdict.unknown:
         rules.setdefault(unknown.fact, {})[unknown.rule] = None
-    return tuple(f"not checked, because unknown: {fact} ({_few(list(ids))})" for fact, ids in rules.items())
+    return (
+        *(f"not checked: {note}" for note in verdict.notes),
+        *(f"not checked, because unknown: {fact} ({_few(list(ids))})" for fact, ids in rules.items()),
+    )
 
 
 def _few(ids: list[str]) -> str:
@@ -121,6 +124,8 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
         )
         fixable = [finding for finding in verdict.findings if is_fixable(finding, files)]
         return f"{names}: {counts}" + (f"; --fix fixes {_which(fixable, verdict)}" if fixable else "")
+    if files and all(file.has_nothing for file in files):
+        return f"nothing to check: {names}"
     num_unknown = len({unknown.rule for unknown in verdict.unknown})
     holding = f"{num_rules - num_unknown} rules passed"
     return f"ok: {names}: {holding}" + (f", {num_unknown} not checked" if num_unknown else "")
@@ -138,6 +143,11 @@ def _describe_files(files: Sequence[TargetFile]) -> str:
     """Return the files' names, each with the place that names it; only their number if there are many."""
     if len(files) > _MAX_NAMES:
         return f"{len(files)} files"
-    named = ((file.name, file.named_by) for file in files)
-    names = [f"{name} (named by {by.place or by.text})" if by else name for name, by in named]
-    return ", ".join(names) or "the command line"
+    return ", ".join(map(_describe, files)) or "the command line"
+
+
+def _describe(file: TargetFile) -> str:
+    if file.kind is FileKind.LINES:
+        return f"{file.name} ({file.num_lines} launch line{'s' * (file.num_lines != 1)})"
+    by = file.named_by
+    return f"{file.name} (named by {by.place or by.text})" if by else file.name

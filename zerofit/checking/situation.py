@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerofit.configs.document import NO_DOCUMENT
 from zerofit.configs.schema import walk_document
 from zerofit.core.command import Route
 from zerofit.core.overrides import FLAGS
-from zerofit.core.setting import Confidence, Said
+from zerofit.core.setting import Confidence, Place, Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
     from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.flag_names import FlagNames
 
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -151,6 +152,26 @@ class RankCounts:
     """Stages of a pipeline that each rank holds."""
 
 
+class BreakCause(StrEnum):
+    """Why a shell ends a command before its last line."""
+
+    MISSING = "no continuation"
+    BLANK_BEHIND = "a blank behind the backslash"
+    CARRIAGE_RETURN = "a carriage return behind the backslash"
+    COMMENT = "a comment"
+    EMPTY_LINE = "an empty line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineBreak:
+    """A position in a file at which a launch line ends before its next line."""
+
+    place: Place
+    lost: str
+    """The first words of what it loses; empty if nothing follows."""
+    cause: BreakCause
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """The facts that rules check. None means absent."""
@@ -170,6 +191,8 @@ class Situation:
     """The launcher's command line."""
     script: ScriptFacts | None = None
     """Facts from the script's source."""
+    script_names: FlagNames | None = None
+    """Names that may be flags of the line's script; None if it can't be read."""
     trainer: TrainerSettings | None = None
     """TrainingArguments, from the script's arguments and source; None without a Trainer."""
     checkpoint: Checkpoint | None = None
@@ -181,6 +204,8 @@ class Situation:
     """Named files that do not exist: the path, and the line or flag that names it."""
     broken: tuple[BrokenFile, ...] = ()
     """Files that could not be parsed as their kind."""
+    breaks: tuple[LineBreak, ...] = ()
+    """Where the launch line of a shell script loses its next lines."""
     ranks: RankCounts | None = None
     """Ranks that zerofit's flags ask for; None once they make a topology."""
     topology: Topology | None = None

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.configs.document import BrokenFile
+from zerofit.configs.document import BrokenFile, FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zerofit.checking.engine import Finding
-    from zerofit.configs.document import Document, FileKind
+    from zerofit.checking.inputs.programs import OtherProgram
+    from zerofit.checking.inputs.shell_lines import ShellLine
+    from zerofit.checking.situation import LineBreak
+    from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Route
@@ -39,6 +42,13 @@ class TargetFile:
     """Why it could not be parsed as its kind."""
     named_by: Said[str] | None = None
     """The line or flag that names the file; None if it is a target."""
+    num_lines: int = 0
+    """Launch lines of a shell script or notebook."""
+
+    @property
+    def has_nothing(self) -> bool:
+        """True for a shell script or notebook without a launch line."""
+        return self.kind is FileKind.LINES and not self.num_lines
 
     @property
     def is_on_command_line(self) -> bool:
@@ -84,10 +94,25 @@ class Targets:
     """Installed versions."""
     capture: Capture | None = None
     """The capture of the script, if requested or cached."""
+    program: OtherProgram | None = None
+    """The program of the line, if it is none that check knows."""
+    line: ShellLine | None = None
+    """The line of a file that starts the run; None if the user typed it."""
+    runs: tuple[Targets, ...] = ()
+    """The targets' runs, if they define several: each launch line of a file, each recipe."""
+    notes: tuple[str, ...] = ()
+    """What is not checked, and why."""
+
+    @property
+    def breaks(self) -> tuple[LineBreak, ...]:
+        """Where the run's line loses its next lines."""
+        return self.line.breaks if self.line is not None else ()
 
     @property
     def script_targets(self) -> tuple[tuple[str, ...], ...]:
         """What a capture of each script would run: the script or `-m module`, and its arguments."""
+        if self.runs:
+            return tuple(dict.fromkeys(target for run in self.runs for target in run.script_targets))
         names = [name for name, _ in self.scripts]
         found: list[tuple[str, ...]] = [(name,) for name in names]
         if self.command is not None and self.command.script is not None:

@@ -76,12 +76,14 @@ def check(
     """Report what would fail, or silently go wrong, before it runs.
 
     TARGETS are files: a DeepSpeed JSON (- for standard input), an accelerate YAML, a script
-    followed by its arguments. Or the whole command, as it will be run:
+    followed by its arguments, a shell script or notebook with launch lines, a training recipe. Or the
+    whole command, as it will be run:
 
     \b
       zerofit check ds_config.json accelerate.yaml
       zerofit check train.py --bf16 --deepspeed ds_config.json
       zerofit check accelerate launch --config_file accelerate.yaml train.py
+      zerofit check run.sh
 
     Files that these name are read too. Exit code 1 if there is an error, or with --strict a warning.
     `zerofit rule ID` explains a finding's rule.

@@ -72,6 +72,11 @@ class Word(ParamType[Any]):
             fix=f"did you mean {flag} {near}?" if near else "name one of them",
         )
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All valid words."""
+        return tuple(self._words)
+
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         words = "|".join(self._words)
         return f"[{words}]" if len(words) <= _LONGEST_METAVAR else self.name.upper()
@@ -192,6 +197,11 @@ class Number(ParamType[float | str]):
         self._most = most
         self._without_least = without_least
         self._words = words
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Keywords accepted instead of a number."""
+        return self._words
 
     @property
     def is_whole(self) -> bool:

@@ -144,6 +144,10 @@ class FileKind(StrEnum):
     DEEPSPEED = "DeepSpeed configuration"
     ACCELERATE = "accelerate configuration"
     SCRIPT = "script"
+    RECIPE = "training recipe"
+    """TrainingArguments in a file, also under the names of LLaMA-Factory, Axolotl and TRL."""
+    LINES = "launch lines"
+    """A shell script or notebook with command lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,10 @@ class Key:
     """The only valid values, if there are few."""
     ignores_case: bool = False
     """True if choices are case-insensitive."""
+    pattern: str = ""
+    """The regular expression of valid texts, if the reader has a syntax for them."""
+    example: str = ""
+    """Valid texts, for messages: "8, gpu or auto"."""
     aliases: tuple[str, ...] = ()
     """Other spellings that the library accepts for this key."""
     required: bool = False
@@ -157,6 +161,12 @@ class Schemas:
     """The file of `accelerate config`."""
     accelerate_launch: Schema
     """Flags of `accelerate launch`, one flat section, names with underscores and without dashes."""
+    torchrun: Schema
+    """Flags of torchrun; those that only `python -m torch.distributed.launch` has name it as their reader."""
+    deepspeed_launcher: Schema
+    """Flags of the deepspeed launcher."""
+    zerofit_launch: Schema
+    """Flags of `zerofit launch`."""
     training_arguments: Schema
     """Fields of transformers' TrainingArguments, one flat section."""
 
@@ -228,6 +238,8 @@ def expected(key: Key) -> str:
     """Return what a key accepts, in words: "0, 1, 2 or 3", "a whole number greater than 0"."""
     if key.choices:
         return _or([str(choice) for choice in key.choices])
+    if key.example:
+        return key.example
     limits = (
         ("greater than", key.above),
         ("of at least", key.at_least),
@@ -252,6 +264,8 @@ def is_in_range(key: Key, value: Any) -> bool:
         return _as_choice(value, ignores_case=key.ignores_case) in {
             _as_choice(choice, ignores_case=key.ignores_case) for choice in key.choices
         }
+    if key.pattern and isinstance(value, str):
+        return re.fullmatch(key.pattern, value) is not None
     takes_numbers = ValueKind.INTEGER in key.kinds or ValueKind.NUMBER in key.kinds
     number = _number(value) if takes_numbers else None
     if number is None:

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+def is_literal(value: str | None) -> bool:
+    """Return True if a value is literal: no shell variable, and no placeholder."""
+    return value is not None and not any(sign in value for sign in "$<>{}`")
+
+
+def is_truth(word: str) -> bool:
+    """Return True for true, false and similar, which somebody may write after a switch."""
+    return word.lower() in ("true", "false", "yes", "no", "1", "0")
+
+
 class Route(StrEnum):
     """The library that reads the DeepSpeed configuration and fills in "auto" values."""
 
@@ -38,6 +48,40 @@ class Flag:
     text: str
     """The flag and its value, verbatim: "--zero_stage 3"."""
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the line that it consists of."""
+        if self.value is None or not self.text.endswith(f" {self.value}"):
+            return (self.text,)
+        return (self.text.removesuffix(f" {self.value}"), self.value)
+
+
+class Refusal(StrEnum):
+    """Why a launcher's parser refuses a flag."""
+
+    UNKNOWN = "unknown"
+    AMBIGUOUS = "ambiguous"
+    """It abbreviates several flags."""
+    NO_VALUE = "no value"
+    NEEDLESS_VALUE = "needless value"
+    """A switch with =VALUE."""
+    WRONG_VALUE = "wrong value"
+    NO_SCRIPT = "no script"
+    """No flag, but the line: it starts nothing."""
+    OTHER = "other"
+    """The line as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedFlag:
+    """A flag that the launcher's parser refuses."""
+
+    flag: Flag | None
+    """None for the line as a whole."""
+    why: Refusal
+    message: str = ""
+    """The parser's own words."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
@@ -53,6 +97,10 @@ class LaunchCommand:
     """Variables set at the start of the command line: VAR=value."""
     runner: str | None = None
     """The program that runs the launcher, such as srun."""
+    program: str = ""
+    """The launcher as written: "torchrun", "python -m torch.distributed.launch"."""
+    refused: tuple[RefusedFlag, ...] = ()
+    """Flags that the launcher's own parser refuses."""
 
     def find(self, *names: str) -> Flag | None:
         """Return the flag of one of these names that takes effect: the last one."""

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import shlex
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.errors import UserError
+from zerofit.scripts.flag_names import flag_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-_WORD = re.compile(r"[A-Za-z_][\w-]*")
-_PARSERS_OF_ANYTHING = frozenset(
-    {"argv", "hydra", "OmegaConf", "fire", "tyro", "jsonargparse", "LightningCLI"}
-)
-"""Names in a source that may accept any flag: pass-through, or parsers of classes defined elsewhere."""
-_WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
+    from collections.abc import Mapping
 
 
 def check_misplaced_flags(
@@ -43,49 +35,15 @@ def check_misplaced_flags(
     misplaced = [word for word, flag in spelled.items() if flag in flags]
     if not misplaced or not script.endswith(".py"):
         return
-    names = set(_names(Path(script), seen=set()))
-    if names & _PARSERS_OF_ANYTHING:
+    known = flag_names(script)
+    if known.takes_any:
         return
-    if names & _WITH_TRAINING_ARGUMENTS:
-        names |= {key.name for key in load_schema("training_arguments").root.keys}
-    unknown = [word for word in misplaced if not _is_known(spelled[word], names)]
+    if known.takes_training_arguments:
+        fields = (key.name for key in load_schema("training_arguments").root.keys)
+        known = replace(known, names=known.names.union(fields))
+    unknown = [word for word in misplaced if not known.has(spelled[word])]
     if unknown:
         raise _misplaced(unknown, target, before, valued={word for word in unknown if flags[spelled[word]]})
-
-
-def _is_known(flag: str, names: set[str]) -> bool:
-    """Return True if a source contains a flag, or one that it abbreviates, as argparse allows."""
-    plain = flag.lstrip("-").replace("-", "_")
-    return any(name.startswith((plain, f"no_{plain}")) or plain == f"no_{name}" for name in names)
-
-
-def _names(path: Path, *, seen: set[Path]) -> Iterator[str]:
-    """Yield each name in a script and its local modules, and each word in their strings."""
-    if path in seen:
-        return
-    seen.add(path)
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # Python itself will report what is wrong
-        yield "argv"
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from (word.replace("-", "_") for word in _WORD.findall(node.value.replace("--", " ")))
-        for field in ("id", "attr", "arg", "name", "module"):
-            name = getattr(node, field, None)
-            if isinstance(name, str):
-                yield from name.split(".")
-        for module in _imported(node):
-            beside = path.parent.joinpath(*module.split(".")).with_suffix(".py")
-            if beside.is_file():
-                yield from _names(beside, seen=seen)
-
-
-def _imported(node: ast.AST) -> tuple[str, ...]:
-    if isinstance(node, ast.Import):
-        return tuple(alias.name for alias in node.names)
-    return (node.module,) if isinstance(node, ast.ImportFrom) and node.module else ()
 
 
 def _misplaced(

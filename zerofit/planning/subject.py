@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.checking.read_targets import script_file
+from zerofit.checking.script_files import script_file
 from zerofit.core.command import Route
 from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.facts import Workload

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Plain: TypeAlias = str | int | float | bool | tuple["Plain", ...] | None
 """A literal's value; lists are tuples here."""
 
+TRAINING_ARGUMENTS = "TrainingArguments"
+"""Stands for all fields of transformers' class."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
@@ -202,8 +205,9 @@ class ScriptFacts:
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
     parses_plain_arguments: bool = False
     """True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
-    other_arguments: frozenset[str] | None = None
-    """Fields of the script's own dataclasses that HfArgumentParser fills beside them; None if unknown."""
+    parsed_fields: frozenset[str] | None = None
+    """The fields that a strict HfArgumentParser takes, where "TrainingArguments" stands for all of that
+    class; None if not all are known."""
     calls: tuple[ScriptCall, ...] = ()
     """In execution order, as far as the source shows it."""
     models: tuple[Model, ...] = ()

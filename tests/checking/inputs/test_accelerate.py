@@ -9,12 +9,12 @@ import pytest
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.configs.document import Document
-from zerofit.configs.schemas.catalog import load_schema
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import read_document
 from zerofit.core.command import LaunchCommand
 from zerofit.core.plan import Topology
 
-_FLAGS = load_schema("accelerate_launch").root
+_SCHEMAS = load_schemas()
 _FILE = "distributed_type: DEEPSPEED\nnum_processes: 8\nnum_machines: 2\n"
 
 
@@ -23,7 +23,7 @@ def _document(text: str | None) -> Document | None:
 
 
 def _command(text: str | None) -> LaunchCommand | None:
-    return read_command(shlex.split(text), launch_flags=_FLAGS) if text is not None else None
+    return read_command(shlex.split(text), schemas=_SCHEMAS) if text is not None else None
 
 
 _SETTINGS = [

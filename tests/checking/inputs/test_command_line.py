@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from zerofit.checking.inputs.command_line import (
-    DEEPSPEED,
-    TORCHRUN,
-    LauncherFlags,
-    read_command,
-    settings_of_zerofit,
-)
-from zerofit.configs.schemas.catalog import load_schema
-from zerofit.core.command import Flag, LaunchCommand
+from zerofit.checking.inputs.command_line import read_command, settings_of_zerofit
+from zerofit.checking.inputs.launcher_flags import LauncherFlags, flags_of
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.command import Flag, LaunchCommand, Launcher
 
-_FLAGS = load_schema("accelerate_launch").root
+_SCHEMAS = load_schemas()
+TORCHRUN, DEEPSPEED = (flags_of(launcher, _SCHEMAS) for launcher in (Launcher.TORCHRUN, Launcher.DEEPSPEED))
 
 
 def _read(command: str) -> LaunchCommand | None:
-    return read_command(shlex.split(command), launch_flags=_FLAGS)
+    return read_command(shlex.split(command), schemas=_SCHEMAS)
 
 
 def _told(command: LaunchCommand | None) -> str:
@@ -97,53 +90,6 @@ def test_a_flag_keeps_the_words_of_its_user() -> None:
         Flag(name="zero_stage", value="3", text="--zero_stage=3"),
     )
     assert command.find("zero_stage") == command.flags[1]
-
-
-def _torchrun() -> None:
-    from torch.distributed.launch import parse_args
-
-    parse_args(["x.py"])
-
-
-def _deepspeed() -> None:
-    from deepspeed.launcher.runner import parse_args
-
-    parse_args(["x.py"])
-
-
-def _parser_of(parse: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
-    """Return the parser that a launcher makes for itself."""
-    made: list[argparse.ArgumentParser] = []
-    as_it_is = argparse.ArgumentParser.parse_args
-
-    def parse_args(self: argparse.ArgumentParser, *args: Any, **more: Any) -> Any:
-        made.append(self)
-        return as_it_is(self, *args, **more)
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-    parse()
-    return made[0]
-
-
-@pytest.mark.parametrize(("table", "parse"), [(TORCHRUN, _torchrun), (DEEPSPEED, _deepspeed)])
-def test_tables_are_those_of_the_installed_launchers(
-    table: LauncherFlags, parse: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parser = _parser_of(parse, monkeypatch)
-    switches, valued, short = set(), set(), {}
-    for action in parser._actions:
-        names = [name.lstrip("-").replace("-", "_") for name in action.option_strings]
-        if not names:
-            continue
-        (switches if action.nargs == 0 else valued).add(action.dest)
-        short.update({name: action.dest for name in names if name != action.dest})
-    assert table == LauncherFlags(
-        switches=frozenset(switches),
-        valued=frozenset(valued),
-        short=short,
-        abbreviates=parser.allow_abbrev,
-        takes_dashes="--node-rank" in parser._option_string_actions,
-    )
 
 
 @pytest.mark.parametrize(

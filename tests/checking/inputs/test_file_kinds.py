@@ -10,7 +10,6 @@ from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import format_of, read_document
 
 _SCHEMAS = load_schemas()
-_ARGUMENTS = "arguments of Trainer, or a training recipe"
 _ELSE = "something else: none of its keys is DeepSpeed's or accelerate's, or similar"
 
 
@@ -45,10 +44,10 @@ def test_language(name: str, text: str, expected: Format | None) -> None:
         ("acc.yaml", "distributed_tpye: DEEPSPEED", FileKind.ACCELERATE),
         ("acc.yaml", "mixed_precision: bf16", FileKind.ACCELERATE),
         ("acc.json", '{"distributed_type": "DEEPSPEED", "num_processes": 8}', FileKind.ACCELERATE),
-        ("args.json", '{"output_dir": "out", "bf16": true, "deepspeed": "ds.json"}', _ARGUMENTS),
-        ("args.json", '{"bf16": true}', _ARGUMENTS),
-        ("recipe.yaml", "model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\nbf16: true", _ARGUMENTS),
-        ("recipe.yml", "base_model: m\nsequence_len: 4096\noptimizer: adamw_torch", _ARGUMENTS),
+        ("args.json", '{"output_dir": "out", "bf16": true, "deepspeed": "ds.json"}', FileKind.RECIPE),
+        ("args.json", '{"bf16": true}', FileKind.RECIPE),
+        ("recipe.yaml", "model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\nbf16: true", FileKind.RECIPE),
+        ("recipe.yml", "base_model: m\nsequence_len: 4096\noptimizer: adamw_torch", FileKind.RECIPE),
         ("plan.json", '{"strategy": {}, "topology": {}, "machine": {}, "versions": {}, "version": 1}', _ELSE),
         ("config.json", '{"model_type": "llama", "hidden_size": 64}', _ELSE),
         ("package.json", '{"name": "x", "version": "1", "dependencies": {}}', _ELSE),

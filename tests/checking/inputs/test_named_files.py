@@ -18,7 +18,7 @@ from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import read_document
 from zerofit.core.setting import Confidence
 
-_FLAGS = load_schemas().accelerate_launch.root
+_SCHEMAS = load_schemas()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ _FLAGS = load_schemas().accelerate_launch.root
     ],
 )
 def test_named_by_a_command(line: str, expected: list[tuple[str, str]]) -> None:
-    command = read_command(line.split(), launch_flags=_FLAGS)
+    command = read_command(line.split(), schemas=_SCHEMAS)
     assert command is not None
     assert [(said.value, said.text) for _, said in named_by_command(command)] == expected
 

@@ -12,9 +12,14 @@ import pytest
 
 from tools.schemas.hugging_face_schemas import (
     REMOVED_FIELDS,
-    probe_accelerate_launch_schema,
     probe_accelerate_schema,
     probe_training_arguments_schema,
+)
+from tools.schemas.launcher_schemas import (
+    probe_accelerate_launch_schema,
+    probe_deepspeed_launcher_schema,
+    probe_torchrun_schema,
+    probe_zerofit_launch_schema,
 )
 from tools.schemas.new_release import with_release
 from tools.schemas.render import render_schema
@@ -57,6 +62,8 @@ def test_a_written_schema_has_one_line_a_key() -> None:
                 converts=True,
                 choices=("a", 2),
                 ignores_case=True,
+                pattern="a.",
+                example="ab",
                 aliases=("way",),
                 required=True,
                 reader="accelerate",
@@ -76,7 +83,8 @@ def test_a_written_schema_has_one_line_a_key() -> None:
         '  "on_unknown": "ignores",\n'
         '  "keys": {\n'
         '    "mode": {"kinds": ["string", "null"], "converts": true, "choices": ["a", 2],'
-        ' "ignores_case": true, "aliases": ["way"], "required": true, "reader": "accelerate"},\n'
+        ' "ignores_case": true, "pattern": "a.", "example": "ab", "aliases": ["way"], "required": true,'
+        ' "reader": "accelerate"},\n'
         '    "tree": {\n'
         '      "kinds": ["section"],\n'
         '      "on_unknown": "rejects",\n'
@@ -117,6 +125,9 @@ def test_loading_costs_milliseconds() -> None:
 _PROBES = [
     ("accelerate", probe_accelerate_schema),
     ("accelerate_launch", probe_accelerate_launch_schema),
+    ("torchrun", probe_torchrun_schema),
+    ("deepspeed_launcher", probe_deepspeed_launcher_schema),
+    ("zerofit_launch", probe_zerofit_launch_schema),
     ("training_arguments", probe_training_arguments_schema),
 ]
 

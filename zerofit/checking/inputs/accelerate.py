@@ -61,11 +61,6 @@ def is_for_sagemaker(file: Document) -> bool:
     return bool(file.value("compute_environment") == "AMAZON_SAGEMAKER")
 
 
-def is_literal(value: str | None) -> bool:
-    """Return True if a value is literal: no shell variable, and no placeholder."""
-    return value is not None and not any(sign in value for sign in "$<>{}`")
-
-
 def whole_number(value: Any) -> int | None:
     """Return a number of the file, or a flag's text, as an integer; None if it is none."""
     if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value.strip()):
@@ -114,6 +109,8 @@ def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
         if flag is not None:
             return Said(value=True, text=flag.text)
     if file is None:
+        if command is not None and command.find("config_file") is not None:
+            return None  # it could not be read
         return Said(value=False, text="no --use_deepspeed", confidence=Confidence.LIKELY)
     said = file.said("distributed_type")
     if said is None or (said.value != "DEEPSPEED" and str(said.value).upper() == "DEEPSPEED"):

@@ -16,7 +16,6 @@ _UNKNOWN = "something else: none of its keys is DeepSpeed's or accelerate's, or 
 _LEAST_SHARE = 0.1
 """ASSUMPTION: the minimum share of known keys in a configuration. In the real file with the lowest share,
 which also has all settings of a model, it is a fifth."""
-_ARGUMENTS = "arguments of Trainer, or a training recipe"
 _RECIPE_KEYS = """
     base_model cutoff_len dataset datasets dataset_name finetuning_type lora_alpha lora_r lora_rank
     model_name_or_path num_epochs sequence_len stage template
@@ -42,7 +41,7 @@ def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
         FileKind.DEEPSPEED: _names(schemas.deepspeed)
         - switches,  # sections in DeepSpeed's file, booleans in Trainer's
         FileKind.ACCELERATE: _names(schemas.accelerate),
-        _ARGUMENTS: _names(schemas.training_arguments) | set(_RECIPE_KEYS.split()),
+        FileKind.RECIPE: _names(schemas.training_arguments) | set(_RECIPE_KEYS.split()),
     }
     votes = {kind: len(keys & names) for kind, names in known.items()}
     best = max(votes, key=lambda kind: (votes[kind], kind is default))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.document import FileKind
-from zerofit.core.command import Launcher
+from zerofit.core.command import Launcher, is_literal
 from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
@@ -50,6 +50,10 @@ def named_files(
         if file.document is not None and file.kind is FileKind.ACCELERATE:
             for said in named_by_accelerate(file.document):
                 yield FileKind.DEEPSPEED, said, file
+        if file.document is not None and file.kind is FileKind.RECIPE:
+            said_file = file.document.said("deepspeed")
+            if said_file is not None and isinstance(said_file.value, str) and is_literal(said_file.value):
+                yield FileKind.DEEPSPEED, said_file, file
 
 
 def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[str]]]:

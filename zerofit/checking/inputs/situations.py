@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import Document
     from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.flag_names import FlagNames
 
 _NAMES_FILE = re.compile("--deepspeed[ =]")
 _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
@@ -93,7 +94,7 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     scripts, broken = read_scripts(targets)
     first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
     # Findings that concern no particular run are reported with the first.
-    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
+    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing, breaks=targets.breaks)
     return (first, *others)
 
 
@@ -161,6 +162,8 @@ def _situation(
 ) -> Situation:
     command = targets.command
     route = (script.route if script else None) or targets.route
+    if route is None and any(file.kind is FileKind.RECIPE for file in targets.files):
+        route = Route.TRAINER
     is_inferred = route is None and _is_named_for_trainer(targets, script)
     route = Route.TRAINER if is_inferred else route
     trainer = None
@@ -195,6 +198,7 @@ def _situation(
         accelerate=accelerate,
         command=command,
         script=script,
+        script_names=_names_of(script, targets),
         trainer=trainer,
         checkpoint=targets.checkpoint,
         schemas=targets.schemas,
@@ -202,6 +206,15 @@ def _situation(
         machine=targets.machine,
         versions=targets.versions,
     )
+
+
+def _names_of(script: ScriptFacts | None, targets: Targets) -> FlagNames | None:
+    """Return the names in a script that is launched with arguments; None if they are not needed."""
+    if script is None or targets.command is None or not targets.command.arguments:
+        return None
+    from zerofit.scripts.flag_names import flag_names
+
+    return flag_names(script.name, dict(targets.scripts).get(script.name))
 
 
 def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:

@@ -1,14 +1,15 @@
-"""TrainingArguments from the script's arguments and its source."""
+"""TrainingArguments from the script's arguments, its source, or a recipe."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.situation import TrainerSettings
+from zerofit.configs.document import FileKind
 from zerofit.configs.schema import ValueKind
-from zerofit.core.command import Route
+from zerofit.core.command import Route, is_literal
 from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.names import PLAIN_ARGUMENTS
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from zerofit.checking.targets import Targets
+    from zerofit.configs.document import Document
     from zerofit.configs.schema import Key, Section
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
@@ -24,10 +26,32 @@ if TYPE_CHECKING:
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _ARGUMENT = re.compile(r"[a-z_]\w*")
+_AXOLOTL = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "num_epochs": "num_train_epochs",
+    "lr_scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}
+"""Axolotl's names of fields of TrainingArguments.
+
+Source: https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/core/builders/base.py
+"""
+_AXOLOTL_MARK = "base_model"
+"""The key that each of its recipes must have."""
+_LLAMA_FACTORY_MARKS = ("finetuning_type", "cutoff_len", "template")
+"""Keys of LLaMA-Factory's recipes, one of which each has."""
 
 
 def read_training_arguments(
-    *, fields: Section, arguments: Sequence[str] = (), script: ScriptFacts | None = None
+    *,
+    fields: Section,
+    arguments: Sequence[str] = (),
+    script: ScriptFacts | None = None,
+    recipe: Document | None = None,
+    has_own_fields: bool = False,
 ) -> TrainerSettings:
     """Return the known TrainingArguments of a run.
 
@@ -38,22 +62,27 @@ def read_training_arguments(
         fields: the fields of TrainingArguments, as in Schemas.training_arguments.
         arguments: the script's own arguments.
         script: the facts of its source; None if unknown.
+        recipe: the file with them that the script reads; its arguments override it.
+        has_own_fields: the arguments are those of a program that adds fields of its own to TrainingArguments.
     """
     keywords = script.training_arguments if script else ()
     made = script.find(Action.MAKE_ARGUMENTS) if script else ()
     if not keywords and not made:
-        parses_all = script is not None and script.parses_plain_arguments
+        parses_all = script is not None and script.parses_plain_arguments and recipe is None
         is_complete = parses_all and any(word.startswith("--") for word in arguments)
+        is_complete = is_complete and not _are_open(arguments, fields)
+        said = _of_recipe(recipe, fields) if recipe is not None else {}
+        typed = dict(_of_arguments(arguments, fields))
+        if has_own_fields:
+            typed = {name: value for name, value in typed.items() if fields.find(name) is not None}
         return TrainerSettings(
-            said=dict(_of_arguments(arguments, fields)),
+            said={**said, **typed},
             is_complete=is_complete,
             confidence=Confidence.CERTAIN if is_complete else Confidence.LIKELY,
         )
     said = {keyword.name: keyword.said for keyword in keywords}
     if len(made) > 1:  # each may be another Trainer's
-        said = {
-            name: dataclasses.replace(field, confidence=Confidence.LIKELY) for name, field in said.items()
-        }
+        said = {name: replace(field, confidence=Confidence.LIKELY) for name, field in said.items()}
     is_certain = any(field.confidence is Confidence.CERTAIN for field in said.values())
     given = frozenset(name for call in made for name in call.given) - {"**"}
     is_open = any("**" in call.given for call in made)
@@ -64,11 +93,47 @@ def read_training_arguments(
         is_complete=is_plain and not is_open,
         confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY,
         surplus=tuple(
-            dataclasses.replace(said.get(name) or _computed(name, made[0]), value=name)
+            replace(said.get(name) or _computed(name, made[0]), value=name)
             for name in sorted(given)
             if is_plain and fields.find(name) is None
         ),
     )
+
+
+def _are_open(arguments: Sequence[str], fields: Section) -> bool:
+    """Return True if a shell variable among the arguments may stand for others, rather than for a value."""
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        if word.startswith("$"):
+            key, _ = _key(fields, before.removeprefix("--").replace("-", "_"))
+            is_value = before.startswith("--") and "=" not in before
+            if not is_value or "@" in word or (key is not None and ValueKind.BOOL in key.kinds):
+                return True
+    return False
+
+
+def _of_recipe(recipe: Document, fields: Section) -> dict[str, Said[Any]]:
+    """Return the fields of TrainingArguments that a recipe sets.
+
+    Axolotl and LLaMA-Factory have keys of their own, some of them former fields, so that of their recipes
+    only known fields are taken. Axolotl replaces "auto", and has optimizers of its own.
+    """
+    is_axolotl = recipe.at(_AXOLOTL_MARK) is not None
+    has_own_keys = is_axolotl or any(recipe.at(mark) is not None for mark in _LLAMA_FACTORY_MARKS)
+    found: dict[str, Said[Any]] = {}
+    for entry in recipe.root.entries:
+        said = recipe.said(entry.key)
+        name = _AXOLOTL.get(entry.key, entry.key) if is_axolotl else entry.key
+        key = fields.find(name)
+        if said is None or isinstance(said.value, (dict, list)) or not is_literal(str(said.value)):
+            continue
+        value = said.value
+        if key is not None and isinstance(value, str):
+            value = _converted(key, value, is_negated=False)
+        is_replaced = key is not None and bool(key.choices) and value not in key.choices
+        is_replaced = is_axolotl and (is_replaced or said.value in (None, "auto"))
+        if not is_replaced and not (has_own_keys and key is None):
+            found[name] = replace(said, value=value)
+    return found
 
 
 def _computed(name: str, call: ScriptCall) -> Said[Any]:
@@ -160,4 +225,12 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
         fields=targets.schemas.training_arguments.root,
         arguments=targets.arguments,
         script=script,
+        recipe=recipe_of(targets),
+        has_own_fields=targets.program is not None,
     )
+
+
+def recipe_of(targets: Targets) -> Document | None:
+    """Return the recipe that a run reads."""
+    recipes = (file.document for file in targets.files if file.kind is FileKind.RECIPE)
+    return next(filter(None, recipes), None)

@@ -35,6 +35,7 @@ def findings_json(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: i
         "counts": {severity.value: len(verdict.of(severity)) for severity in Severity},
         "findings": [_finding(finding) for finding in verdict.findings],
         "unknown": [{"rule": unknown.rule, "fact": unknown.fact} for unknown in verdict.unknown],
+        "not_checked": list(verdict.notes),
     }
     return json.dumps(document, indent=2)
 

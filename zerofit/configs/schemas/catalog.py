@@ -21,7 +21,15 @@ from zerofit.core.catalog_folder import CATALOG_FOLDER
 if TYPE_CHECKING:
     from zerofit.core.facts import Versions
 
-NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
+NAMES = (
+    "deepspeed",
+    "accelerate",
+    "accelerate_launch",
+    "torchrun",
+    "deepspeed_launcher",
+    "zerofit_launch",
+    "training_arguments",
+)
 """The files, named as the fields of Schemas."""
 _SECTION_FIELDS = ("on_unknown", "drops_auto", "keys", "params_of")
 
@@ -39,7 +47,7 @@ def load_schemas(versions: Versions | None = None) -> Schemas:
 def load_schema(name: str, versions: Versions | None = None) -> Schema:
     """Return one schema of the catalog for one release."""
     history = load_history(name)
-    return schema_at(history, getattr(versions, history.package) if versions else None)
+    return schema_at(history, getattr(versions, history.package, None) if versions else None)
 
 
 def load_history(name: str) -> Schema:

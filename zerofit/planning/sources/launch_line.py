@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
-from zerofit.configs.schemas.catalog import load_schema
+from zerofit.checking.situation import Situation
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Launcher
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.strategy import Engine
@@ -99,12 +100,13 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     Raises:
         UserError: it has something that zerofit does not support, or starts nothing.
     """
-    command = read_command(words, launch_flags=load_schema("accelerate_launch").root)
+    command = read_command(words, schemas=load_schemas())
     if command is None or command.launcher is Launcher.ZEROFIT:
         return None
     line = " ".join(shlex.quote(word) for word in words)
     if command.runner is not None:
         raise _starts_by_runner(command.runner, words)
+    _refuse_values(command)
     if command.script is None:
         raise _starts_nothing(line)
     flags: list[str] = []
@@ -125,6 +127,14 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
         environment=command.environment,
         left_out=tuple(left_out),
     )
+
+
+def _refuse_values(command: LaunchCommand) -> None:
+    """Check that each flag has a value that the launcher takes; the errors are those of `zerofit check`."""
+    from zerofit.checking.check_run import refuse  # imported only for lines, since the rules take time
+    from zerofit.checking.rules.launch.flags import ON_VALUES
+
+    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_VALUES)
 
 
 _NAMES: dict[str, tuple[str, type]] = {
@@ -263,7 +273,7 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
     begin = next(
         number
         for number in range(rest.index(runner) + 1, len(rest))
-        if read_command(rest[number:], launch_flags=load_schema("accelerate_launch").root) is not None
+        if read_command(rest[number:], schemas=load_schemas()) is not None
     )
     return UserError(
         "runner-behind-zerofit",

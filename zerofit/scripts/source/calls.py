@@ -123,7 +123,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.record(Action.MAKE_PARSER, node)
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
-        return call.arguments[0] if call.arguments else None
+        return parsers.with_options(call.arguments[0], names.DEEPSPEED_OPTIONS) if call.arguments else None
     if name == names.ZERO_INIT or (last == "HfDeepSpeedConfig" and not name.startswith("accelerate.")):
         return config_reads.record_reader(reading, name, call)
     if name in _RECORDED_ONLY:

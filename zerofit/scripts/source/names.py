@@ -43,6 +43,7 @@ PLUGINS = {f"accelerate.{module}DeepSpeedPlugin" for module in ("", "utils.", "u
 ARGUMENT_PARSERS = {"argparse.ArgumentParser"}
 DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
 """Adds options to a parser and returns it: --deepspeed and --deepspeed_config, not --local_rank."""
+DEEPSPEED_OPTIONS = ("--deepspeed", "--deepspeed_config", "--deepscale", "--deepscale_config")
 ZERO_INIT = "deepspeed.zero.Init"
 RANK_SETUPS = {
     "deepspeed.init_distributed",

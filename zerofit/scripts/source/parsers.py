@@ -142,6 +142,13 @@ def needs_of(facts: Iterable[tuple[str, Plain]], scope: Scope) -> frozenset[tupl
     return frozenset(found)
 
 
+def with_options(parser: Value, options: Iterable[str]) -> Value:
+    """Return a parser to which a library's function adds options."""
+    if isinstance(parser, TrackedObject) and parser.kind is ObjectKind.PARSER:
+        parser.options |= set(options)
+    return parser
+
+
 def record_default(reading: Reading, call: CallSite) -> None:
     """Record the default of a script's argument."""
     name, default = call.value("dest", 0), call.keywords.get("default")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
+from zerofit.scripts.flag_names import dataclass_fields
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.config_reads import find_early_reads
@@ -49,18 +50,21 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
         reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
         _read_uncalled_code(reading, tree)
-        is_plain, others = _parsed_arguments(tree)
-        return replace(_facts(reading, name), parses_plain_arguments=is_plain, other_arguments=others)
+        return replace(
+            _facts(reading, name),
+            parses_plain_arguments=_parses_plain_arguments(tree),
+            parsed_fields=dataclass_fields(tree),
+        )
     except RecursionError:
         raise too_deep() from None
 
 
-def _parsed_arguments(tree: ast.Module) -> tuple[bool, frozenset[str] | None]:
-    """Return parses_plain_arguments and other_arguments of ScriptFacts."""
+def _parses_plain_arguments(tree: ast.Module) -> bool:
+    """Return True if HfArgumentParser makes transformers' own class of the command line."""
     nodes = list(ast.walk(tree))
     called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     if "parse_args_into_dataclasses" not in called:
-        return False, None
+        return False
     imported = {
         alias.asname or alias.name
         for node in nodes
@@ -68,7 +72,7 @@ def _parsed_arguments(tree: ast.Module) -> tuple[bool, frozenset[str] | None]:
         for alias in node.names
         if alias.name in names.PLAIN_ARGUMENTS
     } | {f"transformers.{name}" for name in names.PLAIN_ARGUMENTS}
-    own = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     parsed = {
         ast.unparse(elt)
         for call in nodes
@@ -76,12 +80,7 @@ def _parsed_arguments(tree: ast.Module) -> tuple[bool, frozenset[str] | None]:
         for argument in (*call.args, *(keyword.value for keyword in call.keywords))
         for elt in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
     }
-    plain = parsed & (imported - own.keys())
-    others = [own[cls] for cls in parsed - plain if cls in own and not own[cls].bases]
-    is_known = bool(plain) and len(others) == len(parsed - plain)
-    fields = (field.target for cls in others for field in cls.body if isinstance(field, ast.AnnAssign))
-    names_of = frozenset(ast.unparse(field) for field in fields)
-    return bool(plain), names_of if is_known else None
+    return bool(parsed & (imported - own))
 
 
 def _read_uncalled_code(reading: Reading, tree: ast.Module) -> None:

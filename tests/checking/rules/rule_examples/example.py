@@ -42,6 +42,8 @@ class Example:
     """The command line up to the script: "accelerate launch --zero_stage 3"."""
     script: str | None = None
     """The source of train.py."""
+    shell: str | None = None
+    """The shell script with the command, instead of `command`."""
     arguments: str = ""
     """The script's own arguments, in shell syntax."""
     strategy: Strategy | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails
+from zerofit.checking.situation import BreakCause
 from zerofit.configs.document import FileKind
-from zerofit.core.setting import Place
+from zerofit.core.setting import Confidence, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +77,44 @@ _SCRIPT_SYNTAX = Rule(
 def _missing(situation: Situation) -> Iterator[Hit]:
     for said in situation.missing:
         yield Hit(found=said.text, place=said.place, confidence=said.confidence)
+
+
+_CAUSES = {
+    BreakCause.MISSING: ("nothing continues the line", "end the line with a \\"),
+    BreakCause.BLANK_BEHIND: ("a blank is behind the \\, so that it continues nothing", "remove the blank"),
+    BreakCause.CARRIAGE_RETURN: (
+        "Windows line ends: a carriage return is behind the \\, so that it continues nothing",
+        "convert the file: dos2unix FILE",
+    ),
+    BreakCause.COMMENT: (
+        "a comment ends the command, whatever is in it",
+        "move the comment above the command",
+    ),
+    BreakCause.EMPTY_LINE: ("an empty line ends the command", "remove the empty line"),
+}
+
+
+@Rule(
+    id="launch-line-broken",
+    severity=Severity.ERROR,
+    summary="the launch line ends too early, and loses what follows",
+    why="a shell ends a command at a line end, unless a \\ is the very last character before it",
+    fix="end each line but the last with a \\",
+    see="https://www.gnu.org/software/bash/manual/bash.html#Escape-Character",
+    evidence=fails(not_reproduced="the harness starts commands without a shell"),
+)
+def _broken_lines(situation: Situation) -> Iterator[Hit]:
+    for broken in situation.breaks:
+        cause, fix = _CAUSES[broken.cause]
+        if broken.lost:
+            why = f"{cause}; the shell takes {broken.lost} for a command of its own"
+            yield Hit(found=f"{broken.lost} is lost", place=broken.place, why=why, fix=fix)
+        else:
+            why = "the script gets the blank behind the \\ as an argument, which argparse refuses"
+            found = "a \\ and a blank at the end"
+            yield Hit(
+                found=found, place=broken.place, why=why, fix="remove both", confidence=Confidence.LIKELY
+            )
 
 
 RULES = declared(vars())

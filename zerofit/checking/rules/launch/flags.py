@@ -1,38 +1,35 @@
-"""Rules on launch commands: flags that are refused, and flags without effect."""
+"""Rules on launch commands: flags and values that are refused, and flags without effect."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
     IN_DEEPSPEED_FILE,
-    is_literal,
     launch_of,
     launch_of_deepspeed,
     named_deepspeed_file,
     uses_deepspeed,
 )
-from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
+from zerofit.checking.inputs.launcher_flags import TORCH_LAUNCH, flags_of, is_switch
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
-from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
+from zerofit.configs.schema import expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
-from zerofit.core.command import Launcher
+from zerofit.core.command import Launcher, Refusal, is_literal, is_truth
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from zerofit.checking.inputs.command_line import LauncherFlags
+    from zerofit.checking.inputs.launcher_flags import LauncherFlags
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
-    from zerofit.core.command import Flag
+    from zerofit.core.command import Flag, LaunchCommand, RefusedFlag
 
 
 _LAUNCH = f"{ACCELERATE}/commands/launch.py"
-_TABLES = {Launcher.TORCHRUN: TORCHRUN, Launcher.DEEPSPEED: DEEPSPEED}
 _ONE_OF = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 _DEEPSPEED_FLAGS = (*IN_DEEPSPEED_FILE, "deepspeed_config_file", "zero3_init_flag")
 
@@ -47,19 +44,122 @@ _DEEPSPEED_FLAGS = (*IN_DEEPSPEED_FILE, "deepspeed_config_file", "zero3_init_fla
     evidence=fails("unrecognized arguments: --zero_stag"),
 )
 def _unknown_flags(situation: Situation) -> Iterator[Hit]:
+    for refused in _refused(situation, Refusal.UNKNOWN):
+        flag = refused.flag
+        # After one dash, words may follow without a space.
+        if flag is not None and flag.text.startswith("--"):
+            flags = _known_flags(situation)
+            name = flag.name if flags.key(flag.name) else nearest(flag.name, flags.names)
+            near = f"write --{name}" if name else None
+            yield Hit(found=flag.text, fix=fix_for_release(flags.schema, flag.name) or near)
+    for refused in _refused(situation, Refusal.AMBIGUOUS):
+        if (flag := refused.flag) is not None:
+            fitting = _known_flags(situation).fitting(flag.name)
+            names = " or ".join(f"--{name}" for name in fitting)
+            why = "the launcher takes abbreviations, but only of one flag"
+            if len(fitting) == 1:
+                why = "this Python's argparse takes the two spellings of the flag for two flags"
+            yield Hit(found=flag.text, why=why, fix=f"write {names}")
+    for refused in _refused(situation, Refusal.OTHER):
+        yield Hit(
+            found=refused.message,
+            why="the launcher's parser also reads the words after the script",
+            fix="write the script's flag in full, or -- before the script",
+        )
+
+
+@Rule(
+    id="launch-flag-without-value",
+    severity=Severity.ERROR,
+    summary="a flag of the launcher lacks its value",
+    why="the launcher ends with 'expected one argument' before it starts anything",
+    fix="write a value after the flag, or remove it",
+    see=_LAUNCH,
+    evidence=fails("argument --mixed_precision/--mixed-precision: expected one argument"),
+)
+def _no_value(situation: Situation) -> Iterator[Hit]:
+    for refused in _refused(situation, Refusal.NO_VALUE):
+        flag = refused.flag
+        key = None if flag is None else _known_flags(situation).key(flag.name)
+        if flag is not None and key is not None:
+            yield Hit(found=flag.text, fix=f"give --{key.name} {expected(key)}, or leave it out")
+
+
+@Rule(
+    id="launch-flag-value",
+    severity=Severity.ERROR,
+    summary="a flag of the launcher has an invalid value",
+    why="the launcher, or DeepSpeed, refuses the value",
+    fix="give the flag a valid value",
+    see=_LAUNCH,
+    evidence=fails("invalid choice: 'bf61'"),
+)
+def _flag_values(situation: Situation) -> Iterator[Hit]:
     command = situation.command
-    if command is not None and command.launcher in _TABLES:
-        yield from _unknown_to(_TABLES[command.launcher], command.flags)
+    if command is None or not command.flags:
         return
-    flags = _flags(situation)
-    if not flags:
+    flags = _known_flags(situation)
+    wrong = {refused.flag for refused in _refused(situation, Refusal.WRONG_VALUE)}
+    for flag in command.flags:
+        key = flags.key(flag.name)
+        if key is None or flag.value is None or is_switch(key) or not is_literal(flag.value):
+            continue
+        is_wrong = flag in wrong or not is_right_type(key, flag.value) or not is_in_range(key, flag.value)
+        if is_wrong and _is_used(command, flag):
+            yield Hit(found=flag.text, fix=f"give --{flag.name} {expected(key)}")
+    for refused in _refused(situation, Refusal.NEEDLESS_VALUE):
+        if refused.flag is not None:
+            why = "it is a switch, and the launcher refuses a value"
+            yield Hit(found=refused.flag.text, why=why, fix=f"write --{refused.flag.name} alone")
+
+
+def _is_used(command: LaunchCommand, flag: Flag) -> bool:
+    """Return False for a flag of FSDP in a line that another flag takes to another engine."""
+    return not (flag.name.startswith("fsdp_") and command.find("use_deepspeed", "multi_gpu", "cpu"))
+
+
+@Rule(
+    id="launch-without-script",
+    severity=Severity.ERROR,
+    summary="the launch line starts no script",
+    why="the launcher ends with 'the following arguments are required'",
+    fix="name the script after the flags",
+    see=_LAUNCH,
+    evidence=fails(not_reproduced="the harness adds the script"),
+)
+def _no_script(situation: Situation) -> Iterator[Hit]:
+    command = situation.command
+    if command is None:
         return
-    schema = known(situation.schemas, "the flags of accelerate launch").accelerate_launch
-    for flag in flags:
-        if schema.root.find(flag.name) is None and is_literal(flag.name):
-            near = nearest(flag.name, [key.name for key in schema.root.keys])
-            fix = fix_for_release(schema, flag.name) or (f"write --{near}" if near else None)
-            yield Hit(found=flag.text, fix=fix)
+    for _ in _refused(situation, Refusal.NO_SCRIPT):
+        taken = next((flag for flag in command.flags if (flag.value or "").endswith(".py")), None)
+        if taken is not None:
+            fix = f"give --{taken.name} its value before {taken.value}"
+            yield Hit(found=taken.text, why=f"--{taken.name} takes {taken.value} as its value", fix=fix)
+        else:
+            yield Hit(found=" ".join([command.program, *(flag.text for flag in command.flags)]))
+    script = command.script or ""
+    behind = next((word for word in command.arguments if word.endswith(".py")), None)
+    switch = command.flags[-1] if command.flags and command.flags[-1].value is None else None
+    if is_truth(script) and behind is not None and switch is not None:
+        yield Hit(
+            found=f"{switch.text} {script}",
+            why=f"--{switch.name} takes no value, so that {script} is taken for the script",
+            fix=f"leave out {script}",
+        )
+
+
+def _refused(situation: Situation, why: Refusal) -> tuple[RefusedFlag, ...]:
+    """Return what the launcher's parser refuses for one reason."""
+    command = situation.command
+    return () if command is None else tuple(refused for refused in command.refused if refused.why is why)
+
+
+def _known_flags(situation: Situation) -> LauncherFlags:
+    schemas = known(situation.schemas, "the launcher's flags")
+    command = situation.command
+    module = TORCH_LAUNCH if command is not None and TORCH_LAUNCH in command.program else None
+    return flags_of(Launcher.ACCELERATE if command is None else command.launcher, schemas, module=module)
 
 
 def _flags(situation: Situation) -> tuple[Flag, ...]:
@@ -67,43 +167,6 @@ def _flags(situation: Situation) -> tuple[Flag, ...]:
     if command is None or command.launcher is not Launcher.ACCELERATE:
         return ()
     return command.flags
-
-
-def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[Hit]:
-    for flag in flags:
-        written = re.split("[ =]", flag.text)[0]
-        # After one dash, a short flag's value may follow without a space.
-        if not written.startswith("--") or not is_literal(written):
-            continue
-        if known_flags.find(flag.name) is None:
-            near = nearest(flag.name, known_flags.names)
-        elif not known_flags.takes_dashes and "-" in written.removeprefix("--"):
-            near = flag.name
-        else:
-            continue
-        yield Hit(found=flag.text, fix=f"write --{near}" if near else None)
-
-
-@Rule(
-    id="launch-flag-value",
-    severity=Severity.ERROR,
-    summary="a flag of accelerate launch has an invalid value",
-    why="the launcher, or DeepSpeed, refuses the value",
-    fix="give the flag a valid value",
-    see=_LAUNCH,
-    evidence=fails("invalid choice: 'bf61'"),
-)
-def _flag_values(situation: Situation) -> Iterator[Hit]:
-    flags = _flags(situation)
-    if not flags:
-        return
-    root = known(situation.schemas, "the flags of accelerate launch").accelerate_launch.root
-    for flag in flags:
-        key = root.find(flag.name)
-        if key is None or key.kinds == (ValueKind.BOOL,) or not is_literal(flag.value):
-            continue
-        if not is_right_type(key, flag.value) or not is_in_range(key, flag.value):
-            yield Hit(found=flag.text, fix=f"give --{flag.name} {expected(key)}")
 
 
 @Rule(
@@ -225,4 +288,6 @@ def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{flag.text} with {say(launch.file, 'distributed_type')}")
 
 
+ON_VALUES = (_no_value, _flag_values)
+"""Rules on values that a launcher refuses, so that no verb can run the line."""
 RULES = declared(vars())

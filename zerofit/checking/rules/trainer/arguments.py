@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
-    is_literal,
     launch_of_deepspeed,
     launch_value,
     named_deepspeed_file,
@@ -30,12 +29,12 @@ from zerofit.checking.rules.script.hits import hit
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
-from zerofit.core.command import Route
+from zerofit.core.command import Route, is_literal
 from zerofit.core.errors import nearest
 from zerofit.core.optimizers.lookup import trainer_names_of_types
 from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Engine
-from zerofit.scripts.facts import Action
+from zerofit.scripts.facts import TRAINING_ARGUMENTS, Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -420,9 +419,9 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         instead = gone.get(said.value, f"write {near}" if near else None)
         yield hit_of(said, fix=_as_fix(instead))
     for name, argument in trainer.said.items():
-        others = situation.script.other_arguments if situation.script else None
+        parsed = situation.script.parsed_fields if situation.script else None
         if name in gone:  # on a command line, another class of the script may use it
-            is_certain = others is not None and name not in others
+            is_certain = parsed is not None and TRAINING_ARGUMENTS in parsed and name not in parsed
             confidence = argument.confidence if is_certain else Confidence.LIKELY
             yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=confidence)
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():

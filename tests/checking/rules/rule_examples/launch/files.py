@@ -32,4 +32,8 @@ EXAMPLES = {
         bad=_naming("ds_zero2.json"),
         good=_naming("ds_config.json"),
     ),
+    "launch-line-broken": Examples(
+        bad=Example(shell="accelerate launch --num_processes 2 \\ \n    train.py --epochs 3\n"),
+        good=Example(shell="accelerate launch --num_processes 2 \\\n    train.py --epochs 3\n"),
+    ),
 }

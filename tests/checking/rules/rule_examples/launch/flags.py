@@ -16,9 +16,17 @@ EXAMPLES = {
         bad=_launched("--zero_stag 3"),
         good=_launched("--zero_stage 3"),
     ),
+    "launch-flag-without-value": Examples(
+        bad=_launched("--mixed_precision --zero_stage 2"),
+        good=_launched("--mixed_precision no --zero_stage 2"),
+    ),
     "launch-flag-value": Examples(
         bad=_launched("--mixed_precision bf61"),
         good=_launched("--mixed_precision bf16"),
+    ),
+    "launch-without-script": Examples(
+        bad=Example(command="accelerate launch --num_processes 2 --main_process_ip train.py"),
+        good=Example(command="accelerate launch --num_processes 2 --main_process_ip localhost train.py"),
     ),
     "launch-flags-exclude-each-other": Examples(
         bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),

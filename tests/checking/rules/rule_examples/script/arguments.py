@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rule_examples.example import Examples, at_zero, changed
+from rule_examples.example import Example, Examples, at_zero, changed
 
 _PARSES = """\
 import argparse
@@ -28,11 +28,34 @@ print("weights", f"{total:.6f}")
 _TAKES = changed(
     _PARSES, "arguments = parser", 'parser.add_argument("--local_rank", type=int)\narguments = parser'
 )
+_TAKES_NONE = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+model, optimizer = accelerator.prepare(model, optimizer)
+for inputs in torch.randn(8, 4, 8):
+    accelerator.backward((model(inputs) - inputs.sum(1, keepdim=True)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+print("ranks", accelerator.num_processes)
+"""
 
 
 EXAMPLES = {
     "script-must-take-local-rank": Examples(
         bad=at_zero(1, _PARSES, command="deepspeed --num_gpus 2"),
         good=at_zero(1, _TAKES, command="deepspeed --num_gpus 2"),
+    ),
+    "script-argument-unknown": Examples(
+        bad=at_zero(1, _TAKES, command="deepspeed", arguments="--num_processes 2"),
+        good=at_zero(1, _TAKES, command="deepspeed", arguments="--lr 0.01"),
+    ),
+    "launcher-flags-behind-script": Examples(
+        bad=Example(command="accelerate launch", script=_TAKES_NONE, arguments="--num_processes 2"),
+        good=Example(command="accelerate launch --num_processes 2", script=_TAKES_NONE),
     ),
 }

@@ -1,0 +1,207 @@
+"""The words of a script's launch lines are those that bash hands on; a line breaks off where bash's does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from zerofit.checking.inputs.line_files import has_lines, lines_of_file
+from zerofit.checking.inputs.programs import is_launch_line
+from zerofit.checking.inputs.shell_lines import shell_lines
+from zerofit.checking.situation import BreakCause
+
+_STUB = """#!{python}
+import json, os, sys
+with open(os.environ["SEEN"], "a") as file:
+    print(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]), file=file)
+"""
+
+
+def _bash(script: str, folder: Path) -> tuple[list[list[str]], str]:
+    """Run a script with stubs for the launchers; return the words that each got, and bash's complaints."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("accelerate", "torchrun", "deepspeed"):
+        (programs / name).write_text(_STUB.format(python=sys.executable))
+        (programs / name).chmod(0o755)
+    (folder / "run.sh").write_bytes(script.encode())
+    (folder / "seen").touch()
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SEEN": str(folder / "seen"),
+        "HOME": str(folder),
+    }
+    run = subprocess.run(
+        ["bash", "run.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return [json.loads(line) for line in (folder / "seen").read_text().splitlines()], run.stderr
+
+
+def _read(script: str) -> list[list[str]]:
+    lines = shell_lines(script, name="run.sh")
+    return [list(line.words) for line in lines if is_launch_line(line.words)]
+
+
+_SCRIPTS = [
+    "M=a\nread -r -d '' CMD <<EOF\ntrain.py \\\n  --model $M \\\n  --bf16\nEOF\ndeepspeed $CMD\n",
+    "accelerate launch --num_processes 4 \\\n  train.py --lr 1e-4\n",
+    "export NP=4 MODEL=gpt2\ntorchrun --nproc_per_node $NP train.py --model ${MODEL}-medium\n",
+    "ARGS='--lr 1  --bf16'\nARGS+=' --out a'\ndeepspeed train.py $ARGS --name \"$ARGS\"\n",
+    "A=(--lr 1 # why\n  --name 'a b')\nA+=(--bf16)\ntorchrun train.py \"${A[@]}\"\n",
+    'CMD="accelerate launch \\\n  --num_processes 2 \\\n  train.py"\neval $CMD --lr 1\n$CMD --lr 2\n',
+    'CMD="deepspeed --num_gpus 2\ntrain.py\n --lr 3"\neval $CMD\n',
+    "N=${NUM_NODES:-2}\nbash -c \"torchrun --nnodes $N train.py --name 'a b'\"\n",
+    "if true; then\n  N=2\n  accelerate launch --num_processes $N a.py\nfi\n",
+    "cat > ds.json <<EOF\ntorchrun no.py\nEOF\ndeepspeed train.py --deepspeed ds.json 2>&1 | tee log\n",
+    'run() {\n  torchrun --nproc_per_node 2 train.py --x "it\'s"\n}\nrun\n',
+    'OUT=out; mkdir -p $OUT && deepspeed --num_gpus 2 train.py --out="$OUT"/a > log.txt &\nwait\n',
+    'DS=\'{"a": 3}\'\nEMPTY=""\ndeepspeed train.py $EMPTY --deepspeed "$DS" --text \\"x\\"\n',
+    "export A=0,1; accelerate launch train.py --a $A;# b\n",
+    "bash <<'EOF'\ntorchrun --nnodes 1 train.py\nEOF\n",
+    "for i in 1; do :; done\nX=a\n( X=b; deepspeed train.py --x $X )\ndeepspeed train.py --x $X\n",
+]
+
+
+@pytest.mark.parametrize("script", _SCRIPTS)
+def test_words_are_those_that_bash_hands_on(script: str, tmp_path: Path) -> None:
+    seen, complaints = _bash(script, tmp_path)
+    assert seen
+    assert not complaints
+    assert _read(script) == seen
+
+
+_BROKEN = [
+    ("accelerate launch --num_processes 2 \\ \n  train.py --lr 1\n", [(1, "train.py --lr", "BLANK_BEHIND")]),
+    ("torchrun train.py \\\n  --a 1 \\\t\n  --b 2\n", [(2, "--b 2", "BLANK_BEHIND")]),
+    ("torchrun train.py \\\n  --a 1\n  --b 2 \\\n  --c 3\n", [(2, "--b 2", "MISSING")]),
+    ("deepspeed train.py \\\n  --a 1 \\\n  # --b 2 \\\n  --c 3\n", [(3, "--c 3", "COMMENT")]),
+    ("deepspeed train.py --a 1 # why \\\n  --c 3\n", [(1, "--c 3", "COMMENT")]),
+    ("deepspeed train.py --a 1 \\ # why\n  --c 3\n", [(1, "--c 3", "BLANK_BEHIND")]),
+    ("accelerate launch train.py \\\n\n  --a 1\n", [(2, "--a 1", "EMPTY_LINE")]),
+    ("accelerate launch --num_processes 2\n  train.py --a 1\n", [(1, "train.py --a", "MISSING")]),
+    ("torchrun train.py \\\n -a 1\n -b 2\n --c 3\n", [(2, "-b 2", "MISSING"), (3, "--c 3", "MISSING")]),
+    ("if true; then\n torchrun \\\n  --nnodes 1 \\  \n  train.py\nfi\n", [(3, "train.py", "BLANK_BEHIND")]),
+]
+
+
+@pytest.mark.parametrize(("script", "expected"), _BROKEN)
+def test_a_line_breaks_off_where_that_of_bash_does(
+    script: str, expected: list[tuple[int, str, str]], tmp_path: Path
+) -> None:
+    seen, complaints = _bash(script, tmp_path)
+    (line,) = (line for line in shell_lines(script, name="run.sh") if is_launch_line(line.words))
+    assert [(found.place.line, found.lost, found.cause.name) for found in line.breaks] == expected
+    assert "command not found" in complaints
+    kept = list(takewhile(lambda word: not word[0].isspace(), seen[0]))
+    assert list(line.words)[: len(kept)] == kept
+    assert not {"\\", " "} & set(line.words)
+
+
+_WHOLE = [
+    "accelerate launch train.py \\\n  --a 1\n\ntorchrun train.py --b 2\n",
+    "# accelerate launch \\\n#   train.py\ndeepspeed train.py --a 1   # why\necho done\n",
+    "torchrun train.py --a 1 \\\n  2>&1 | tee log\n",
+    "torchrun train.py --a 1 \\\n  > log \\\n  2>&1 &\nPID=$!\nwait $PID\n",
+    "deepspeed train.py \\\n  --a 1 \\\n\n\necho done\n",
+    'ARGS="\n  --a 1\n  --b 2\n"\ntorchrun train.py $ARGS\n',
+    "ARGS=(\n  --a 1\n\n  # why\n  --b 2\n)\ntorchrun train.py ${ARGS[@]}\n",
+    "case $1 in\n  -a) torchrun a.py;;\n  --b) torchrun b.py;;\nesac\n",
+    "cat <<EOF\ntorchrun x.py\n  --a 1\nEOF\ntorchrun train.py\n",
+]
+
+
+@pytest.mark.parametrize("script", _WHOLE)
+def test_a_whole_line_is_no_broken_one(script: str) -> None:
+    assert [found for line in shell_lines(script, name="run.sh") for found in line.breaks] == []
+
+
+def test_a_blank_at_the_very_end_becomes_an_argument(tmp_path: Path) -> None:
+    script = "torchrun train.py \\\n  --a 1 \\ \n\necho done\n"
+    seen, _ = _bash(script, tmp_path)
+    assert seen == [["torchrun", "train.py", "--a", "1", " "]]
+    line, _ = shell_lines(script, name="run.sh")
+    assert [(found.place.line, found.lost) for found in line.breaks] == [(2, "")]
+    assert line.words == ("torchrun", "train.py", "--a", "1")
+
+
+def test_windows_line_ends_break_every_line() -> None:
+    (line,) = shell_lines("torchrun \\\r\n  --nnodes 1 \\\r\n  train.py\r\n", name="run.sh")
+    assert [(found.place.line, found.cause) for found in line.breaks] == [(1, BreakCause.CARRIAGE_RETURN)]
+    assert line.words == ("torchrun", "--nnodes", "1", "train.py")
+
+
+_UNKNOWN = [
+    ("torchrun --nnodes $SLURM_NNODES train.py\n", "torchrun --nnodes $SLURM_NNODES train.py"),
+    ("torchrun --x=$(hostname -s | head -1) train.py\n", "torchrun --x=$(hostname-s|head-1) train.py"),
+    ("if [ $1 ]; then\n N=1\nelse\n N=2\nfi\ntorchrun --n $N train.py\n", "torchrun --n $N train.py"),
+    ("for N in 1 2; do\n torchrun --n $N train.py\ndone\n", "torchrun --n $N train.py"),
+    ("read N\ntorchrun --n $N train.py\n", "torchrun --n $N train.py"),
+    ("[ $1 ] && N=1\ntorchrun --n $N train.py\n", "torchrun --n $N train.py"),
+    ("f() {\n N=1\n}\ntorchrun --n $N train.py\n", "torchrun --n $N train.py"),
+    ('torchrun train.py "$@" ${EXTRA:-} ${A[@]}\n', "torchrun train.py $@ $EXTRA ${A[@]}"),
+]
+
+
+@pytest.mark.parametrize(("script", "expected"), _UNKNOWN)
+def test_what_only_the_run_knows_stays_as_it_is_written(script: str, expected: str) -> None:
+    assert _read(script) == [expected.split(" ")]
+
+
+def test_positions_are_those_of_each_word() -> None:
+    line, after = shell_lines(
+        "# x\n\ntorchrun --nnodes 1 \\\n  train.py \\\n  --lr 1\ncd a; torchrun b.py\n", name="run.sh"
+    )
+    assert [place.line for place in line.places] == [3, 3, 3, 4, 5, 5]
+    assert str(line.place_of("--lr 1 with no --x")) == "run.sh:5"
+    assert str(line.place_of("nothing of it")) == "run.sh:3"
+    assert after.folder == "a"
+
+
+def _notebook(*cells: str) -> str:
+    kinds = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": "!torchrun no.py"}, *kinds]})
+
+
+_CELLS = [
+    ("import x\n!torchrun train.py --lr 1\n", [("n.ipynb, cell 2:2", "torchrun train.py --lr 1")]),
+    ("!accelerate launch \\\n  train.py\ny = 1\n", [("n.ipynb, cell 2:1", "accelerate launch train.py")]),
+    ("%%bash\nN=2\ntorchrun --n $N train.py\n", [("n.ipynb, cell 2:3", "torchrun --n 2 train.py")]),
+    ("if 1:\n    !deepspeed train.py --x {x}\n", [("n.ipynb, cell 2:2", "deepspeed train.py --x {x}")]),
+    ("out = !torchrun train.py\n", [("n.ipynb, cell 2:1", "torchrun train.py")]),
+    ("x = a != b\n!pip install deepspeed\n", []),
+]
+
+
+@pytest.mark.parametrize(("cell", "expected"), _CELLS)
+def test_cells_of_a_notebook(cell: str, expected: list[tuple[str, str]]) -> None:
+    lines = [line for line in lines_of_file("n.ipynb", _notebook(cell)) if is_launch_line(line.words)]
+    assert [(str(line.places[0]), " ".join(line.words)) for line in lines] == expected
+
+
+def test_a_cell_that_writes_a_file_and_one_that_changes_the_folder() -> None:
+    cells = ("%%writefile ds.json\n{}\n", "%cd work\n", "!torchrun train.py\n --lr 1\n")
+    (line,) = lines_of_file("n.ipynb", _notebook(*cells))
+    assert (line.folder, line.written["ds.json"].text) == ("work", "{}\n")
+    assert [(str(found.place), found.lost) for found in line.breaks] == [("n.ipynb, cell 4:1", "--lr 1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("run.sh", b"", True),
+        ("job.sbatch", b"", True),
+        ("a.ipynb", b"{}", True),
+        ("run", b"#!/usr/bin/env bash\n", True),
+        ("job.job", b"#!/bin/sh -l\n", True),
+        ("train.yaml", b"a: 1", False),
+        ("run", b"#!/usr/bin/env python\n", False),
+    ],
+)
+def test_which_files_have_lines(name: str, data: bytes, expected: bool) -> None:
+    assert has_lines(name, data) is expected

@@ -1,0 +1,421 @@
+"""The command lines of a shell script, with the values of its own variables, and where a line breaks off.
+
+Nothing is run. What only the run will know stays as it is written: $NAME, $(...).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from zerofit.checking.inputs.programs import is_launch_line, runs_heredoc, text_of_shell
+from zerofit.checking.inputs.shell_words import Piece, PieceKind, ShellCommand, ShellWord, shell_commands
+from zerofit.checking.situation import BreakCause, LineBreak
+from zerofit.core.setting import Place, Said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d+):?[-=](.*)\}", re.DOTALL)
+_OWN_NAME = re.compile(r"\$\{?0|BASH_SOURCE")
+_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_OPENING = ("if", "for", "while", "until", "case", "select", "{")
+_BRANCHING = ("else", "elif")
+_CLOSING = ("fi", "done", "esac", "}")
+_PASSED = (*_BRANCHING, "if", "then", "do", "while", "until", "!", "{", "time")
+"""Words before a command."""
+_KEYWORDS = frozenset((*_PASSED, *_OPENING, *_CLOSING, "function"))
+_DECLARING = ("export", "declare", "local", "readonly", "typeset")
+_LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """A file that a script writes by a heredoc."""
+
+    text: str
+    place: Place
+    is_open: bool = False
+    """True if it has values that only the run knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellLine:
+    """A command line of a file, as the shell hands it on; with what it loses, as its author meant it."""
+
+    words: tuple[str, ...]
+    places: tuple[Place, ...]
+    """The position of each word."""
+    breaks: tuple[LineBreak, ...] = ()
+    folder: str = ""
+    """The folder that `cd` has changed to, relative to that of the script's start."""
+    written: Mapping[str, WrittenFile] = field(default_factory=dict)
+    """Files that the script has written before, by name."""
+    named: frozenset[str] = frozenset()
+    """Words and files of the commands before, which may have made a file of this name."""
+
+    def said(self, path: str) -> Said[str]:
+        """Return a file as the line names it."""
+        name = next((word for word in self.words if path.endswith(word)), path)
+        return Said(value=path, text=name, place=self.place_of(name))
+
+    def place_of(self, found: str) -> Place:
+        """Return the position of the first word that a finding names; that of the line if it names none."""
+        named = [word for word in found.split() if len(word) > 1]
+        for name in named:
+            if name in self.words:
+                return self.places[self.words.index(name)]
+        return self.places[0]
+
+
+def shell_lines(text: str, *, name: str, first_line: int = 1) -> tuple[ShellLine, ...]:
+    """Return the command lines of a script, in order.
+
+    Args:
+        text: the script.
+        name: its file, for positions.
+        first_line: the line of the file at which the text starts.
+    """
+    carriages = [number for number, line in enumerate(text.split("\n"), first_line) if line.endswith("\\\r")]
+    shell = _Shell(name=name, offset=first_line - 1)
+    shell.run(shell_commands(text.replace("\r\n", "\n")))
+    return tuple(_with_carriage(line, carriages) for line in shell.lines)
+
+
+def _with_carriage(line: ShellLine, carriages: Iterable[int]) -> ShellLine:
+    """Return a line with the first carriage return that breaks it."""
+    lines = range(line.places[0].line, line.places[-1].line)
+    number = next((number for number in carriages if number in lines), None)
+    if number is None:
+        return line
+    place = replace(line.places[0], line=number)
+    lost = next(word for word, at in zip(line.words, line.places, strict=True) if at.line > number)
+    return replace(line, breaks=(LineBreak(place=place, lost=lost, cause=BreakCause.CARRIAGE_RETURN),))
+
+
+_Word = tuple[str, int]
+"""A word and its line."""
+_Value = tuple[str, ...] | str
+"""A variable's: the words of an array, or a text."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Block:
+    """The state at the start of an if, a loop, a function or a subshell."""
+
+    opened_by: str
+    values: dict[str, _Value]
+    folder: str
+    touched: set[str] = field(default_factory=set)
+
+
+class _Shell:
+    """A script's variables and folder, as far as its text alone gives them."""
+
+    def __init__(self, *, name: str, offset: int) -> None:
+        self.name = name
+        self.offset = offset
+        self.values: dict[str, _Value] = {"PWD": "."}
+        self.folder = ""
+        self.blocks: list[_Block] = []
+        self.written: dict[str, WrittenFile] = {}
+        self.named: set[str] = set()
+        self.lines: list[ShellLine] = []
+
+    def run(self, commands: list[ShellCommand]) -> None:
+        before = ""
+        for meant in _merged(commands):
+            self.step(meant.command, meant.breaks, is_conditional=before in ("&&", "||"))
+            before = meant.command.end
+            if before in ("(", ";;"):
+                self.enter("(") if before == "(" else self.restore()
+            elif before == ")" and self.blocks and self.blocks[-1].opened_by == "(":
+                self.leave()
+
+    def enter(self, opened_by: str) -> None:
+        self.blocks.append(_Block(opened_by=opened_by, values=dict(self.values), folder=self.folder))
+
+    def restore(self) -> None:
+        """Begin another branch: the variables are as before the block."""
+        if self.blocks:
+            self.values = dict(self.blocks[-1].values)
+
+    def leave(self) -> None:
+        """End a block: what it assigns is not known behind it."""
+        if self.blocks:
+            block = self.blocks.pop()
+            self.values = block.values
+            if block.opened_by == "(":
+                self.folder = block.folder
+                return
+            self.forget(block.touched)
+
+    def step(
+        self, command: ShellCommand, breaks: tuple[tuple[int, str, BreakCause], ...], *, is_conditional: bool
+    ) -> None:
+        words = list(command.words)
+        while words and (keyword := words[0].plain) in _KEYWORDS:
+            if keyword in _CLOSING:
+                self.leave()
+            elif keyword == "function" and words[-1].plain == "{":
+                self.enter("{")
+            elif keyword in _OPENING:
+                self.enter(keyword)
+            elif keyword in _BRANCHING:
+                self.restore()
+            if keyword in ("for", "select", "case", "function"):
+                self.forget(word.plain for word in words[1:2])
+                return
+            words = words[1:]
+        if command.writes is not None:
+            self.named.add(self.text(command.writes))
+        self.command(words, breaks, is_conditional=is_conditional)
+        if command.heredoc is not None and words:
+            self.read_heredoc(command, words)
+
+    def command(
+        self,
+        words: list[ShellWord],
+        breaks: tuple[tuple[int, str, BreakCause], ...],
+        *,
+        is_conditional: bool,
+    ) -> None:
+        assigned = [word for word in words if _ASSIGNED.match(_unquoted_start(word))]
+        first = words[0].plain if words else ""
+        if first in _DECLARING or len(assigned) == len(words):
+            for word in assigned:
+                self.assign(word, is_conditional=is_conditional)
+        elif first == "cd":
+            target = self.text(words[1]) if len(words) > 1 else "$HOME"
+            self.folder = _in_folder(self.folder, target) if "$" not in target else ""
+        elif first in ("read", "unset", "mapfile", "readarray"):
+            self.forget(word.plain for word in words[1:])
+        elif first == "eval":
+            texts = [text for word in words[1:] for text, _ in self.fields(word)]
+            self.run_text(" ".join(texts), at=words[0].line)
+        else:
+            fields = [pair for word in words for pair in self.fields(word)]
+            text = text_of_shell([text for text, _ in fields])
+            if text is None:
+                self.add(fields, breaks)
+            else:
+                self.run_text(text, at=fields[0][1])
+
+    def run_text(self, text: str, *, at: int, is_heredoc: bool = False) -> None:
+        """Take over the lines of a text that another shell runs: behind eval or bash -c, or in a heredoc."""
+        inner = _Shell(name=self.name, offset=self.offset + (at if is_heredoc else 0))
+        inner.values, inner.folder = dict(self.values), self.folder
+        inner.written, inner.named = dict(self.written), set(self.named)
+        inner.run(shell_commands(text))
+        self.lines += inner.lines if is_heredoc else (self.at_line(line, at) for line in inner.lines)
+
+    def add(self, fields: list[_Word], breaks: tuple[tuple[int, str, BreakCause], ...]) -> None:
+        if fields:
+            words = tuple(text for text, _ in fields)
+            is_launch = is_launch_line(words)  # the others are many, and name nothing that is looked up
+            self.lines.append(
+                ShellLine(
+                    words=words,
+                    places=tuple(self.place(line) for _, line in fields),
+                    breaks=tuple(
+                        LineBreak(place=self.place(line), lost=lost, cause=cause)
+                        for line, lost, cause in breaks
+                    ),
+                    folder=self.folder,
+                    written=dict(self.written) if is_launch else {},
+                    named=frozenset(self.named) if is_launch else frozenset(),
+                )
+            )
+            self.named.update(text.rpartition("=")[2] for text in words)
+
+    def place(self, line: int) -> Place:
+        return Place(file=self.name, line=line + self.offset)
+
+    def at_line(self, line: ShellLine, number: int) -> ShellLine:
+        """Return a line of a text in quotes, at the line of the command that it is part of."""
+        place = self.place(number)
+        breaks = tuple(replace(found, place=place) for found in line.breaks)
+        places = (place,) * len(line.words)
+        return replace(line, places=places, breaks=breaks)
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.values.pop(name, None)
+            for block in self.blocks[-1:]:
+                block.touched.add(name)
+
+    def assign(self, word: ShellWord, *, is_conditional: bool) -> None:
+        """Take over NAME=value, NAME+=value or NAME=(...)."""
+        match = _ASSIGNED.match(_unquoted_start(word))
+        assert match is not None, "the caller has matched it"
+        name, is_added = match[1], bool(match[2])
+        first, *rest = word.pieces
+        pieces = (replace(first, text=first.text[match.end() :]), *rest)
+        value: _Value = self.text(ShellWord(pieces=pieces, line=word.line))
+        if word.elements is not None:
+            value = tuple(text for element in word.elements for text, _ in self.fields(element))
+        before = self.values.get(name)
+        if is_conditional or (is_added and before is None):
+            self.forget([name])
+            return
+        if is_added and before is not None:
+            as_words = isinstance(before, tuple) or isinstance(value, tuple)
+            value = (*_as_words(before), *_as_words(value)) if as_words else f"{before}{value}"
+        self.values[name] = value
+        for block in self.blocks[-1:]:
+            block.touched.add(name)
+
+    def text(self, word: ShellWord) -> str:
+        """Return a word without splitting."""
+        return "".join(" ".join(self.piece(replace(piece, is_quoted=True))) for piece in word.pieces)
+
+    def fields(self, word: ShellWord) -> Iterator[_Word]:
+        """Yield the words that a word expands to."""
+        if word.elements is not None:
+            return
+        current, is_begun = "", any(piece.is_quoted for piece in word.pieces if piece.kind is PieceKind.TEXT)
+        for piece in word.pieces:
+            texts = self.piece(piece)
+            if not texts:
+                continue
+            is_begun = True
+            current += texts[0]
+            for text in texts[1:]:
+                yield current, word.line
+                current = text
+        if is_begun:
+            yield current, word.line
+
+    def piece(self, piece: Piece) -> list[str]:
+        """Return the texts that a part of a word expands to: more than one if a space splits it."""
+        if piece.kind is PieceKind.TEXT:
+            return [piece.text]
+        if piece.kind is PieceKind.UNKNOWN:
+            return self.unknown(piece)
+        value = self.values.get(piece.text)
+        if value is None:
+            return [f"${piece.text}"] if piece.kind is PieceKind.VARIABLE else [f"${{{piece.text}[@]}}"]
+        if piece.kind is PieceKind.ARRAY:
+            return list(_as_words(value))
+        text = value if isinstance(value, str) else next(iter(value), "")
+        return [text] if piece.is_quoted else text.split()
+
+    def unknown(self, piece: Piece) -> list[str]:
+        """Return what is known of another expansion: a default, or the script's own folder."""
+        if (default := _DEFAULT.fullmatch(piece.text)) is not None:
+            name, text = default.groups()
+            if not text:
+                return [f"${name}"]  # the environment may set it
+            value = self.values.get(name)
+            text = self.expanded(text.strip("\"'")) if not isinstance(value, str) else value
+            return [text] if piece.is_quoted else text.split()
+        if "dirname" in piece.text and _OWN_NAME.search(piece.text):
+            above = piece.text.count("/..") + piece.text.count("dirname") - 1
+            return [_in_folder(str(PurePosixPath(self.name).parent), *[".."] * above)]
+        if piece.text in ("$(pwd)", "`pwd`"):
+            return ["."]
+        return [re.sub(r"\s+", "", piece.text) or "$"]
+
+    def expanded(self, text: str) -> str:
+        """Return a text with the known variables' values."""
+
+        def value_of(match: re.Match[str]) -> str:
+            value = self.values.get(match[1] or match[2])
+            return value if isinstance(value, str) else match[0]
+
+        return _REFERENCE.sub(value_of, text)
+
+    def read_heredoc(self, command: ShellCommand, words: list[ShellWord]) -> None:
+        """Remember a file or variable that a heredoc fills; take over the lines that it hands to a shell."""
+        assert command.heredoc is not None, "the caller has looked"
+        text = command.heredoc
+        if not command.is_heredoc_literal:
+            text = self.expanded(text.replace("\\\n", ""))
+        if command.writes is not None:
+            place = self.place(command.writes.line)
+            is_open = not command.is_heredoc_literal and ("$" in text or "`" in text)
+            self.written[self.text(command.writes)] = WrittenFile(text=text, place=place, is_open=is_open)
+        elif words[0].plain == "read" and any(word.plain == "-d" for word in words):
+            self.values[words[-1].plain] = text
+        elif runs_heredoc([word.text for word in words]):
+            self.run_text(text, at=command.last_line, is_heredoc=True)
+
+
+def _in_folder(folder: str, *parts: str) -> str:
+    """Return a folder below another, as cd reaches it."""
+    return str(PurePosixPath(folder, *parts))
+
+
+def _unquoted_start(word: ShellWord) -> str:
+    piece = word.pieces[0] if word.pieces else None
+    return piece.text if piece is not None and piece.kind is PieceKind.TEXT and not piece.is_quoted else ""
+
+
+def _as_words(value: _Value) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Meant:
+    """A command with the lines that it loses."""
+
+    command: ShellCommand
+    breaks: tuple[tuple[int, str, BreakCause], ...] = ()
+
+
+def _merged(commands: list[ShellCommand]) -> Iterator[_Meant]:
+    """Yield the commands, each with the lines that a missing or broken continuation makes commands."""
+    meant: _Meant | None = None
+    for command in commands:
+        cause = _cause(meant.command, command) if meant is not None else None
+        if meant is None or cause is None:
+            if meant is not None:
+                yield _with_trailing(meant)
+            meant = _Meant(command=command)
+            continue
+        lost = " ".join(word.text for word in command.words[:2])
+        line = meant.command.last_line
+        meant.breaks = (*meant.breaks, (line, lost, cause))
+        meant.command = replace(command, words=[*meant.command.words, *command.words])
+    if meant is not None:
+        yield _with_trailing(meant)
+
+
+def _with_trailing(meant: _Meant) -> _Meant:
+    r"""Return a command with the \ and a blank at its very end, behind which nothing is lost."""
+    command = meant.command
+    if not command.broken_lines or command.broken_lines[-1] != command.last_line:
+        return meant
+    trailing = (command.last_line, "", BreakCause.BLANK_BEHIND)
+    return replace(meant, breaks=(*meant.breaks, trailing))
+
+
+def _cause(command: ShellCommand, behind: ShellCommand) -> BreakCause | None:
+    """Return why a command ends before the next one, which belongs to it; None if that is another command."""
+    if command.end != "\n" or not command.words or not behind.words:
+        return None
+    first, last = behind.words[0], command.last_line
+    is_flag = re.match(r"--?[A-Za-z]", first.plain) is not None
+    is_broken = bool(command.broken_lines) and command.broken_lines[-1] == last
+    if is_broken:
+        is_next = first.line == last + 1
+        if not is_flag and not (is_next and (first.text.startswith("$") or first.plain.endswith(".py"))):
+            return None
+        return BreakCause.BLANK_BEHIND
+    if not is_flag and not (first.plain.endswith(".py") and _lacks_script(command)):
+        return None
+    if last in command.comment_lines:
+        return BreakCause.COMMENT
+    return BreakCause.EMPTY_LINE if command.words[-1].line < last else BreakCause.MISSING
+
+
+def _lacks_script(command: ShellCommand) -> bool:
+    """Return True for a line of a launcher that names no script yet."""
+    texts = [word.text for word in command.words]
+    is_launch = any(text.rpartition("/")[2] in _LAUNCHERS for text in texts)
+    return is_launch and not any(
+        text.endswith(".py") or text.startswith("$") or text in ("-m", "--module") for text in texts
+    )
