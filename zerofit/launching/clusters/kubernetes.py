@@ -22,6 +22,7 @@ from zerofit.launching.clusters.job import (
     launcher_lines,
     yaml_text,
 )
+from zerofit.launching.clusters.kubernetes_options import kubernetes_options
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def render(submission: Submission) -> Rendered:
     make = _train_job if submission.flags.has_trainer else _job_set
     path, config_map = submission.folder / "job.yaml", submission.folder / "job.config-map.json"
     head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
+    head += "".join(f"# {line}\n" for line in submission.comments)
     command = (
         "kubectl",
         *_namespace(submission.flags.namespace),
@@ -101,6 +103,7 @@ def check(flags: ClusterFlags) -> None:
     check_image(flags.image)
     _node_selector(flags)
     _volume(flags)
+    kubernetes_options(flags)
 
 
 def _namespace(namespace: str | None) -> tuple[str, ...]:
@@ -123,15 +126,19 @@ def _config_map(submission: Submission, name: str) -> dict[str, Any]:
 
 def _train_job(submission: Submission, name: str) -> dict[str, Any]:
     resources, flags = submission.resources, submission.flags
+    own = kubernetes_options(flags)
     pod = {
         **_node_selector(flags),
+        **own.pod,
         "terminationGracePeriodSeconds": flags.save_time_s,
         "volumes": _volumes(submission, name),
         "containers": [{"name": _CONTAINER, "volumeMounts": _mounts(submission)}],
     }
-    patch = {"name": _CONTAINER, "template": {"spec": {"template": {"spec": pod}}}}
+    template = {**own.pod_metadata, "spec": pod}
+    patch = {"name": _CONTAINER, "template": {"spec": {"template": template}}}
     spec = {
-        "runtimeRef": {"name": _RUNTIME},
+        **own.job,
+        "runtimeRef": {"name": own.runtime or _RUNTIME},
         "trainer": {
             "image": flags.image,
             "numNodes": resources.num_nodes,
@@ -154,13 +161,14 @@ def _train_job(submission: Submission, name: str) -> dict[str, Any]:
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": {"name": name},
+        "metadata": {"name": name, **own.metadata},
         "spec": spec,
     }
 
 
 def _job_set(submission: Submission, name: str) -> dict[str, Any]:
     resources, flags = submission.resources, submission.flags
+    own = kubernetes_options(flags)
     container = {
         "name": _CONTAINER,
         "image": flags.image,
@@ -190,13 +198,15 @@ def _job_set(submission: Submission, name: str) -> dict[str, Any]:
             ]
         },
         "template": {
+            **own.pod_metadata,
             "spec": {
                 "restartPolicy": "Never",
                 **_node_selector(flags),
+                **own.pod,
                 "terminationGracePeriodSeconds": flags.save_time_s,
                 "containers": [container],
                 "volumes": _volumes(submission, name),
-            }
+            },
         },
     }
     if (limit_s := flags.wall_time_s or resources.wall_time_s) is not None:
@@ -205,8 +215,9 @@ def _job_set(submission: Submission, name: str) -> dict[str, Any]:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name},
+        "metadata": {"name": name, **own.metadata},
         "spec": {
+            **own.job,
             "failurePolicy": {"maxRestarts": flags.max_requeues, "rules": [fails]},
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
             "replicatedJobs": [{"name": _CONTAINER, "replicas": 1, "template": {"spec": job}}],
@@ -254,8 +265,9 @@ def _resources(submission: Submission) -> dict[str, Any]:
     requests = {"cpu": str(resources.cores_per_node), **memory}
     if resources.scratch_bytes:
         requests["ephemeral-storage"] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
-    gpus = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
-    return {"requests": {**requests, **gpus}, "limits": {**memory, **gpus}}
+    more = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
+    more |= kubernetes_options(submission.flags).resources
+    return {"requests": {**requests, **more}, "limits": {**memory, **more}}
 
 
 def _volumes(submission: Submission, name: str) -> list[dict[str, Any]]:

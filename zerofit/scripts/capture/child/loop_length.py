@@ -1,0 +1,348 @@
+"""How long a custom training loop runs, by its source and the values of its names where training begins."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+import operator
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.capture import CapturedLoop
+from zerofit.scripts.capture.child.outcome import is_own_code
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_BINARY: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARED: dict[type[ast.cmpop], Any] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_PURE = (len, int, float, max, min, round, abs, range, math.ceil, math.floor)
+"""Functions that are called to evaluate an expression: none changes anything."""
+_MAX_DEPTH = 4
+"""Assignments followed from a name to the length of the data. ASSUMPTION: accelerate's examples need two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loop:
+    """A loop around the first forward pass."""
+
+    node: ast.For | ast.While
+    scope: Mapping[str, Any]
+    """Values of names in its function."""
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """A number at which a loop ends."""
+
+    count: int
+    """What is left of it."""
+    expression: ast.expr
+    counts_steps: bool
+    """True if it counts optimizer steps, False if forward passes."""
+
+
+def captured_loop(
+    sources: Mapping[str, str], frame: types.FrameType | None, *, passes_per_step: int
+) -> CapturedLoop | None:
+    """Return the length of the loop around the first forward pass; None if its source shows none.
+
+    Args:
+        sources: texts of the script and of its own modules, by their files.
+        frame: the innermost frame of the running script.
+        passes_per_step: forward passes per optimizer step.
+    """
+    parsed = {os.path.abspath(file): _parsed(text) for file, text in sources.items()}
+    trees = {file: tree for file, tree in parsed.items() if tree is not None}
+    loops = [loop for own in _own_frames(frame) for loop in _loops(own, trees)]  # outermost first
+    if not loops:
+        return None
+    place = _data_place(loops)
+    limits = [limit for loop in loops for limit in _limits(loop, loops)]
+    if place is None:  # `for step in range(n)`, which fetches batches itself
+        counted = [loop for loop in loops if isinstance(loop.node, ast.For)]
+        lengths = [_length(loop) for loop in counted]
+        if counted and None not in lengths:
+            passes = math.prod(length for length in lengths if length is not None)
+            limits.append(_Limit(count=passes, expression=_iterated(counted[-1].node), counts_steps=False))
+        num_epochs = None
+    else:
+        num_epochs = _num_epochs(loops[:place])
+    steps = [
+        (limit.count if limit.counts_steps else math.ceil(limit.count / passes_per_step), limit.expression)
+        for limit in limits
+        if limit.count > 0
+    ]
+    most, expression = min(steps, key=lambda found: found[0], default=(None, None))
+    if most is None and num_epochs is None:
+        return None
+    node = (loops[0] if place is None else loops[max(place - 1, 0)]).node
+    return CapturedLoop(
+        where=f"{os.path.basename(loops[0].file)}:{node.lineno}",
+        num_epochs=num_epochs,
+        max_steps=most,
+        max_steps_follow_data=expression is not None and _follows_data(expression, trees.values()),
+        epochs_follow_steps=_epochs_follow_steps(loops, trees.values()),
+    )
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _own_frames(frame: types.FrameType | None) -> list[types.FrameType]:
+    """Return the script's own frames, the outermost first."""
+    found = []
+    while frame is not None:
+        if is_own_code(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _loops(frame: types.FrameType, trees: Mapping[str, ast.Module]) -> Iterator[_Loop]:
+    """Yield the loops of a frame's function around its current line, the outermost first."""
+    file = os.path.abspath(frame.f_code.co_filename)
+    tree = trees.get(file)
+    if tree is None:
+        return
+    scope = {**vars(builtins), **frame.f_globals, **frame.f_locals}
+    for node in _around(_body_of(frame, tree), frame.f_lineno):
+        if isinstance(node, ast.For | ast.While):
+            yield _Loop(node=node, scope=scope, file=file)
+
+
+def _body_of(frame: types.FrameType, tree: ast.Module) -> list[ast.stmt]:
+    if frame.f_code.co_name == "<module>":
+        return tree.body
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first == frame.f_code.co_firstlineno and node.name == frame.f_code.co_name:
+                return node.body
+    return []
+
+
+def _around(body: Iterable[ast.AST], line: int) -> Iterator[ast.AST]:
+    """Yield the statements whose own body contains a line, outermost first; functions are not entered."""
+    for node in body:
+        if isinstance(node, _FUNCTIONS) or not isinstance(node, ast.stmt | ast.ExceptHandler):
+            continue
+        if node.lineno <= line <= (node.end_lineno or node.lineno):
+            yield node
+            yield from _around(ast.iter_child_nodes(node), line)
+
+
+def _iterated(node: ast.For | ast.While) -> ast.expr:
+    """Return what a loop goes through, without enumerate(), tqdm() and the like around it."""
+    if isinstance(node, ast.While):
+        return node.test
+    found = node.iter
+    while isinstance(found, ast.Call) and found.args:
+        name = found.func.attr if isinstance(found.func, ast.Attribute) else getattr(found.func, "id", "")
+        if name in ("range", "trange"):
+            break
+        found = found.args[0]
+    return found
+
+
+def _data_place(loops: list[_Loop]) -> int | None:
+    """Return which loop goes through the DataLoader; None if none does."""
+    unknown = None
+    for place, loop in enumerate(loops):
+        if isinstance(loop.node, ast.While):
+            continue
+        value = _value(_iterated(loop.node), loop.scope)
+        value = getattr(value, "iterable", value)  # of a tqdm
+        if hasattr(value, "dataset") or hasattr(value, "batch_sampler"):
+            return place
+        if _length(loop) is None:
+            unknown = place
+    return unknown if unknown == len(loops) - 1 else None
+
+
+def _length(loop: _Loop) -> int | None:
+    """Return how often a loop over range() or a list runs; None if unknown."""
+    expression = _iterated(loop.node)
+    if isinstance(expression, ast.Call) and getattr(expression.func, "id", "") == "trange":
+        values = [_value(word, loop.scope) for word in expression.args]
+        return len(range(*values)) if values and all(type(value) is int for value in values) else None
+    value = _value(expression, loop.scope)
+    return len(value) if isinstance(value, (range, list, tuple)) else None
+
+
+def _num_epochs(outer: list[_Loop]) -> int | None:
+    """Return the passes through the data that loops around it make; None if unknown, as with `while True`."""
+    lengths = [None if isinstance(loop.node, ast.While) else _length(loop) for loop in outer]
+    known = [length for length in lengths if length is not None]
+    return math.prod(known) if len(known) == len(lengths) else None
+
+
+def _limits(loop: _Loop, loops: list[_Loop]) -> Iterator[_Limit]:
+    """Yield the counts at which a loop ends: `while step < n`, `if step >= n: break`."""
+    if isinstance(loop.node, ast.While):
+        yield from _limits_of_test(loop.node.test, (ast.Lt, ast.LtE, ast.NotEq), loop, loops)
+    for node in _inside(loop.node.body):
+        if isinstance(node, ast.If) and any(isinstance(line, ast.Break | ast.Return) for line in node.body):
+            yield from _limits_of_test(node.test, (ast.GtE, ast.Gt, ast.Eq), loop, loops)
+
+
+def _limits_of_test(
+    test: ast.expr, ends: tuple[type[ast.cmpop], ...], loop: _Loop, loops: list[_Loop]
+) -> Iterator[_Limit]:
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    for part in parts:
+        if not isinstance(part, ast.Compare) or len(part.ops) != 1 or not isinstance(part.ops[0], ends):
+            continue
+        others = [_value(other, loop.scope) for other in parts if other is not part]
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and not all(others):
+            continue  # such as `step >= 100 and loss < 0.1`
+        counter, most = part.left, _value(part.comparators[0], loop.scope)
+        if type(most) is not int:
+            continue
+        most += isinstance(part.ops[0], ast.Gt | ast.LtE)
+        if (passes := _limited_by_index(counter, most, loops)) is not None:
+            yield _Limit(count=passes, expression=part.comparators[0], counts_steps=False)
+        elif (increment := _increment(counter, loops)) is not None:
+            start = _value(counter, loop.scope)
+            yield _Limit(
+                count=most - start if type(start) is int else most,
+                expression=part.comparators[0],
+                counts_steps=_is_of_steps(increment, loops),
+            )
+
+
+def _limited_by_index(counter: ast.expr, most: int, loops: list[_Loop]) -> int | None:
+    """Return the forward passes if each epoch ends at a number of enumerate() around the data."""
+    place = _data_place(loops)
+    target = None if place is None else loops[place].node.target  # type: ignore[union-attr]
+    if place is None or not isinstance(target, ast.Tuple):
+        return None
+    num_epochs = _num_epochs(loops[:place])
+    return num_epochs * most if num_epochs and ast.unparse(target.elts[0]) == ast.unparse(counter) else None
+
+
+def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.AugAssign | None:
+    """Return the `counter += 1` inside the loops; None if there is none, or a loop begins to count anew."""
+    name, found = ast.unparse(counter), None
+    for node in _inside(loops[0].node.body):
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+            return None
+        if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name:
+            is_by_one = isinstance(node.value, ast.Constant) and node.value.value == 1
+            if not isinstance(node.op, ast.Add) or not is_by_one:
+                return None
+            found = node
+    if found is None:
+        for loop in loops[1:]:
+            if (found := _increment(counter, [loop])) is not None:
+                break
+    return found
+
+
+def _is_of_steps(increment: ast.AugAssign, loops: list[_Loop]) -> bool:
+    """Return True if a counter only counts optimizer steps: inside `if accelerator.sync_gradients`, `% k`."""
+    around = (node for loop in loops for node in _around(loop.node.body, increment.lineno))
+    tests = [ast.unparse(node.test) for node in around if isinstance(node, ast.If)]
+    return any("sync_gradients" in test or "%" in test for test in tests)
+
+
+def _inside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield all nodes of statements, without those of functions in them."""
+    for node in body:
+        if not isinstance(node, _FUNCTIONS):
+            yield node
+            yield from _inside(ast.iter_child_nodes(node))
+
+
+def _follows_data(expression: ast.expr, trees: Collection[ast.Module], depth: int = _MAX_DEPTH) -> bool:
+    """Return True if the source computes an expression from the length of something, such as the data."""
+    calls = (node for node in ast.walk(expression) if isinstance(node, ast.Call))
+    if any(isinstance(call.func, ast.Name) and call.func.id == "len" for call in calls):
+        return True
+    if not depth:
+        return False
+    names = {ast.unparse(node) for node in ast.walk(expression) if isinstance(node, ast.Name | ast.Attribute)}
+    return any(_follows_data(value, trees, depth - 1) for name in names for value in _assigned(name, trees))
+
+
+def _assigned(name: str, trees: Collection[ast.Module]) -> Iterator[ast.expr]:
+    """Yield the values that sources assign to a name or an attribute."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            yield from (node.value for target in targets if target and ast.unparse(target) == name)
+
+
+def _epochs_follow_steps(loops: list[_Loop], trees: Collection[ast.Module]) -> bool:
+    """Return True if the source computes its number of epochs by division, as for a given number of steps."""
+    names = {
+        ast.unparse(node)
+        for loop in loops
+        for node in ast.walk(_iterated(loop.node))
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    return any(
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.FloorDiv)
+        for name in names
+        for value in _assigned(name, trees)
+        for node in ast.walk(value)
+    )
+
+
+def _value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """Return the value of an expression of names, numbers and arithmetic; None if unknown."""
+    try:
+        return _evaluated(node, scope)
+    except Exception:  # arbitrary objects of the script
+        return None
+
+
+def _evaluated(node: ast.expr, scope: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return scope[node.id]
+        case ast.Attribute():
+            return getattr(_evaluated(node.value, scope), node.attr)
+        case ast.Subscript():
+            return _evaluated(node.value, scope)[_evaluated(node.slice, scope)]
+        case ast.BinOp():
+            return _BINARY[type(node.op)](_evaluated(node.left, scope), _evaluated(node.right, scope))
+        case ast.UnaryOp(op=ast.USub()):
+            return -_evaluated(node.operand, scope)
+        case ast.UnaryOp(op=ast.Not()):
+            return not _evaluated(node.operand, scope)
+        case ast.Compare(ops=[comparison], comparators=[other]):
+            return _COMPARED[type(comparison)](_evaluated(node.left, scope), _evaluated(other, scope))
+        case ast.Call(keywords=[]):
+            function = _evaluated(node.func, scope)
+            if not any(function is pure for pure in _PURE):
+                raise ValueError(ast.unparse(node))
+            return function(*(_evaluated(word, scope) for word in node.args))
+    raise ValueError(ast.unparse(node))
