@@ -22,7 +22,11 @@ def _length(
     topology = Topology(num_nodes=1, world_size=ranks, **groups)
     versions = Versions(python="3.11", zerofit="1")
     plan = Plan(
-        strategy=strategy or Strategy(), topology=topology, machine=machine(), versions=versions, capture=capture
+        strategy=strategy or Strategy(),
+        topology=topology,
+        machine=machine(),
+        versions=versions,
+        capture=capture,
     )
     return run_length(plan, ("train.py", *target))
 
@@ -162,7 +166,7 @@ def test_a_loop_that_shows_no_length_has_that_of_its_schedule(
         ((), None),
     ],
 )
-def test_a_script_that_was_not_run_says_its_steps_or_they_are_unknown(
+def test_a_script_that_was_not_run_sets_its_steps_or_they_are_unknown(
     target: tuple[str, ...], steps: int | None
 ) -> None:
     assert _length(None, 8, *target).num_steps == steps
@@ -177,7 +181,8 @@ def test_a_script_that_was_not_run_says_its_steps_or_they_are_unknown(
         ),
         (
             _with(_loop(1), samples=2049, batch=2, drops_last=True),
-            "32 steps: 2049 samples / 64 per step, without the last = 32 steps per epoch, 1 epoch (train.py:9)",
+            "32 steps: 2049 samples / 64 per step, without the last = 32 steps per epoch, 1 epoch "
+            "(train.py:9)",
         ),
         (_with(_loop(None, 90), samples=2049, batch=2), "90 steps (train.py:9)"),
         (

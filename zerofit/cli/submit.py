@@ -127,21 +127,11 @@ _WALL_TIME = Parsed(
 )
 @click.option("--env", metavar="NAME", multiple=True, help="Another variable for the job, such as HF_TOKEN.")
 @click.option(
-    "--label", "labels", metavar="KEY=VALUE", multiple=True, help="Label of the Kubernetes job and its pods."
-)
-@click.option(
-    "--annotation",
-    "annotations",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Annotation of the Kubernetes job and its pods.",
-)
-@click.option(
     "--scheduler-option",
     "options",
     metavar="NAME[=VALUE]",
     multiple=True,
-    help="Option of the scheduler: qos=high (sbatch), tolerations=[...] (pods), resources.region=x (sky).",
+    help="Option of the scheduler: qos=high, annotations.KEY=TEXT, resources.region=NAME; repeatable.",
 )
 @click.option("--write-only", is_flag=True, help="Write the run folder with the job, and submit nothing.")
 @model_options

@@ -61,7 +61,7 @@ def run_length(plan: Plan, target: tuple[str, ...]) -> RunLength:
     capture = plan.capture
     if capture is None:
         steps, option = _typed_steps(target)
-        why = "the script was not run here, and none of its arguments says it"
+        why = "the script was not run here, and none of its arguments sets it"
         return RunLength(num_steps=steps, source=why if steps is None else f"{option} {steps}")
     data_parallel_size = plan.topology.data_parallel_size
     size = _global_batch_size(plan, data_parallel_size)

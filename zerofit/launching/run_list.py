@@ -208,6 +208,8 @@ def runs_to_prune(
 def _why_kept(run: ListedRun, *, keep_failed: bool) -> str | None:
     if run.is_running:
         return "it runs, or may run elsewhere; `zerofit runs cancel` ends it"
+    if run.is_only_written:
+        return "it was only written, and may still be submitted or wait in a queue"
     if run.user_files:
         return f"it contains {', '.join(run.user_files)}"
     if keep_failed and run.exit_code != 0:

@@ -63,6 +63,12 @@ class FollowedRun:
         return has_job and not ((self.folder / "ranks").exists() or launchers(self.folder))
 
     @property
+    def scheduler(self) -> ClusterEngine | None:
+        """The scheduler that it was submitted to, or written for; None on this machine."""
+        written_for = document_in(self.folder / JOB_FILE).get("engine")
+        return self.engine or next((engine for engine in ClusterEngine if engine == written_for), None)
+
+    @property
     def record(self) -> dict[str, Any] | None:
         """run.json of the last start; None while it runs."""
         return document_in(self.attempt / "run.json") or None
@@ -154,19 +160,22 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
     if record is not None:
         end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
     elif run.is_only_written:
-        end = "it was written by `zerofit submit --write-only`, and has not started"
+        shows = "it has not started"
+        if run.scheduler in (ClusterEngine.KUBERNETES, ClusterEngine.SKYPILOT):  # its records are elsewhere
+            shows = f"{ENGINES[run.scheduler].CLIENT} tells if it runs"
+        end = f"written by `zerofit submit --write-only`; {shows}"
     elif has_ended:
         gone = "its launcher left no record" if run.engine is None else f"its job is {state}"
         end = cause = (run.engine is None and was_killed(run.folder)) or f"unknown: {gone}"
     return {
         "folder": str(run.folder),
-        "scheduler": run.engine and run.engine.value,
+        "scheduler": run.scheduler and run.scheduler.value,
         "job_id": run.job_id or None,
         "scheduler_state": state,
         "submitted_at": document_in(run.folder / SUBMITTED_FILE).get("submitted_at"),
         "started_at": started_at(run.folder),
         "ended_at": record and record["ended_at"],
-        "num_starts": 1 + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
+        "num_starts": (not run.is_only_written) + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
         "num_ranks": len(ranks),
         "step": slowest and slowest.step,
         **pace(run.folder, slowest, is_running=not has_ended),

@@ -120,12 +120,8 @@ class ClusterFlags:
     env: tuple[str, ...] = ()
     """Names of further environment variables to pass to the job."""
     options: tuple[str, ...] = ()
-    """The scheduler's own: "qos=high" on SLURM, "tolerations=[...]" on KUBERNETES, "resources.use_spot=true"
-    on SKYPILOT."""
-    labels: tuple[str, ...] = ()
-    """KUBERNETES: "KEY=VALUE" of the job and its pods."""
-    annotations: tuple[str, ...] = ()
-    """KUBERNETES: "KEY=VALUE" of the job and its pods."""
+    """The scheduler's own: "qos=high" on SLURM; "tolerations=[...]" or "annotations.KEY=TEXT" on KUBERNETES;
+    "resources.use_spot=true" on SKYPILOT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from zerofit.launching.clusters.job import (
     yaml_text,
 )
 from zerofit.launching.clusters.kubernetes_options import kubernetes_options
+from zerofit.launching.clusters.scheduler_options import refused
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ NO_SUCH_JOB = "(NotFound)"
 JOB_MOUNT = "/zerofit/job"
 _RUN_MOUNT = "/zerofit/run"
 _PORT = 29500
+_SCRATCH = "ephemeral-storage"
 _CONTAINER = "node"
 """Name of the replicated job and its container; Kubeflow's runtime torch-distributed uses it for both,
 too."""
@@ -264,10 +266,13 @@ def _resources(submission: Submission) -> dict[str, Any]:
     memory = {"memory": f"{math.ceil(resources.memory_bytes / GIB)}Gi"}
     requests = {"cpu": str(resources.cores_per_node), **memory}
     if resources.scratch_bytes:
-        requests["ephemeral-storage"] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
+        requests[_SCRATCH] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
     more = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
-    more |= kubernetes_options(submission.flags).resources
-    return {"requests": {**requests, **more}, "limits": {**memory, **more}}
+    own = kubernetes_options(submission.flags).resources
+    if _SCRATCH in own and _SCRATCH in requests:
+        why = f"the plan offloads to it, and needs {requests[_SCRATCH]}"
+        raise refused(f"resources.{_SCRATCH}={own[_SCRATCH]}", why=why, fix="leave it out")
+    return {"requests": {**requests, **more, **own}, "limits": {**memory, **more, **own}}
 
 
 def _volumes(submission: Submission, name: str) -> list[dict[str, Any]]:

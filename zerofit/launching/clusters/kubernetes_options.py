@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import bad_value
 from zerofit.launching.clusters.scheduler_options import (
+    FLAG,
+    SchedulerOption,
     check_not_own,
     parse_options,
     refused,
@@ -16,8 +17,6 @@ from zerofit.launching.clusters.scheduler_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from zerofit.launching.clusters.job import ClusterFlags
 
 _POD_OF_TRAIN_JOB = frozenset(
@@ -61,6 +60,7 @@ _POD = _POD_OF_TRAIN_JOB | frozenset(
 _JOB_OF_TRAIN_JOB = frozenset(("managedBy", "suspend"))
 _JOB_OF_JOB_SET = _JOB_OF_TRAIN_JOB | {"ttlSecondsAfterFinished"}
 _RESOURCE, _RUNTIME = "resources.", "runtime"
+_LABEL, _ANNOTATION = "labels.", "annotations."
 _RESOURCE_NAME = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?")
 _OWN = {
     "containers": "use --image, --env and --volume",
@@ -79,8 +79,7 @@ _QUEUE = "kueue.x-k8s.io/"
 """Labels of the job alone: Kueue admits pods with them one by one."""
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?")
-_LONGEST_ANNOTATIONS = 256 * 1024
-"""https://kubernetes.io/docs/concepts/overview/working-with-objects/{labels,annotations}/"""
+"""https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/; annotations have such keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +123,15 @@ def kubernetes_options(flags: ClusterFlags) -> KubernetesOptions:
     of = "a TrainJob's pods" if flags.has_trainer else "a JobSet's pods"
     pod_fields = _POD_OF_TRAIN_JOB if flags.has_trainer else _POD
     job_fields = _JOB_OF_TRAIN_JOB if flags.has_trainer else _JOB_OF_JOB_SET
-    pod, job, resources, runtime = {}, {}, {}, None
+    pod, job, resources, labels, annotations, runtime = {}, {}, {}, {}, {}, None
     for option in parse_options(flags.options):
         check_not_own(option, _OWN)
         if option.name.startswith(_RESOURCE) and _RESOURCE_NAME.fullmatch(option.name[len(_RESOURCE) :]):
             resources[option.name[len(_RESOURCE) :]] = str(yaml_value(option))
+        elif option.name.startswith(_LABEL):
+            labels[_key(option, _LABEL)] = _label_value(option)
+        elif option.name.startswith(_ANNOTATION):
+            annotations[_key(option, _ANNOTATION)] = option.value or ""
         elif option.name == _RUNTIME and flags.has_trainer:
             if not _KEY.fullmatch(runtime := option.value or ""):
                 raise refused(
@@ -147,32 +150,37 @@ def kubernetes_options(flags: ClusterFlags) -> KubernetesOptions:
                 fix="submit a JobSet: --job-set, or a runtime that has it: --scheduler-option runtime=NAME",
             )
         else:
-            names = pod_fields | job_fields | {f"{_RESOURCE}NAME"}
-            raise unknown_option(option, names | ({_RUNTIME} if flags.has_trainer else set()), of=of)
+            prefixes = {f"{_RESOURCE}NAME", f"{_LABEL}KEY", f"{_ANNOTATION}KEY"}
+            names = pod_fields | job_fields | prefixes | ({_RUNTIME} if flags.has_trainer else set())
+            raise unknown_option(option, names, of=of)
     return KubernetesOptions(
         pod=pod,
         job=job,
         resources=resources,
         runtime=runtime,
-        labels=_pairs("--label", flags.labels),
-        annotations=_pairs("--annotation", flags.annotations),
+        labels=labels,
+        annotations=annotations,
     )
 
 
-def _pairs(flag: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return labels or annotations by their keys."""
-    found: dict[str, str] = {}
-    for text in texts:
-        key, joint, value = text.partition("=")
-        is_label = flag == "--label"
-        fits = _LABEL_VALUE.fullmatch(value) if is_label else len(value) < _LONGEST_ANNOTATIONS
-        if not joint or not _KEY.fullmatch(key) or not fits or key in found:
-            what = "letters, digits and . _ -, at most 63" if is_label else "any text"
-            raise bad_value(
-                flag,
-                text[:200],
-                why=f"it must be a key such as example.com/team, once, and its value: {what}",
-                fix=f"write it as in {flag} example.com/team=nlp",
-            )
-        found[key] = value
-    return found
+def _key(option: SchedulerOption, prefix: str) -> str:
+    """Return the key of a label or an annotation."""
+    key = option.name.removeprefix(prefix)
+    if option.value is None or not _KEY.fullmatch(key):
+        raise refused(
+            str(option),
+            why="it needs a key such as example.com/team, and a value",
+            fix=f"write it as in {FLAG} {prefix}example.com/team=nlp",
+        )
+    return key
+
+
+def _label_value(option: SchedulerOption) -> str:
+    if not _LABEL_VALUE.fullmatch(option.value or ""):
+        raise refused(
+            str(option),
+            why="a label's value has at most 63 letters, digits and . _ - , and begins and ends with one of "
+            "the first two",
+            fix=f"shorten it, or make it an annotation: {FLAG} {_ANNOTATION}KEY=TEXT",
+        )
+    return option.value or ""

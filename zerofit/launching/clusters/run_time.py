@@ -105,7 +105,7 @@ def time_sentences(
     predicted_s = time.wall_time_s
     steps = () if time.length.num_steps is None else (f"trains {time.length}",)
     if said_s is None and predicted_s is None:
-        sets = f", and {default}: --time sets one" if default else ""
+        sets = f"; {default}, and --time sets one" if default else ""
         return (*steps, f"{time.missing}{sets}")
     if said_s is None:
         what = "time limit" if default else "takes about"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import nearest
+from zerofit.core.units import GIB, MIB
 from zerofit.launching.clusters.scheduler_options import (
     SchedulerOption,
     check_not_own,
@@ -15,6 +17,8 @@ from zerofit.launching.clusters.scheduler_options import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from zerofit.launching.clusters.job import Resources
 
 _SHORT = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus",
@@ -96,17 +100,21 @@ _REPLACED = {
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _GPUS_OF_NODE = re.compile(r"(?:[\w.-]+:)?(\d+)")
 _GPU_GRES = re.compile(r"gpu(?::([\w.-]+))?(?::(\d+))?")
+_SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+"""sbatch(1), --mem: megabytes if no unit is given."""
 
 
-def parse_sbatch_options(texts: Iterable[str], *, gpus_per_node: int | None = None) -> dict[str, str | None]:
+def parse_sbatch_options(
+    texts: Iterable[str], *, resources: Resources | None = None
+) -> dict[str, str | None]:
     """Return the user's options by their long names; the value is None for an option without one.
 
     Args:
         texts: "qos=high", "--exclude=node07", "exclusive".
-        gpus_per_node: of the plan; None before it is known.
+        resources: that the plan needs; None before they are known.
 
     Raises:
-        UserError: zerofit sets an option itself, or its value is missing or wrong.
+        UserError: zerofit sets an option itself, its value is missing or wrong, or the plan needs more.
     """
     found: dict[str, str | None] = {}
     for typed in parse_options(texts):
@@ -114,8 +122,9 @@ def parse_sbatch_options(texts: Iterable[str], *, gpus_per_node: int | None = No
         option = SchedulerOption(name=name, value=typed.value)
         check_not_own(option, _OWN)
         _check(option)
-        if gpus_per_node is not None:
-            _check_gpus(option, gpus_per_node)
+        if resources is not None:
+            _check_gpus(option, resources.gpus_per_node)
+            _check_sizes(option, resources)
         found[name] = option.value
     return found
 
@@ -177,4 +186,28 @@ def _check_gpus(option: SchedulerOption, gpus_per_node: int) -> None:
             str(option),
             why=f"the plan is for {gpus_per_node} GPUs on each node",
             fix=f"ask for {gpus_per_node}, or set others with --gpus",
+        )
+
+
+def _check_sizes(option: SchedulerOption, resources: Resources) -> None:
+    """Check that an option asks for the memory and the scratch space that the plan needs, or for more."""
+    memory, scratch = resources.memory_bytes, resources.scratch_bytes
+    needed = {
+        "mem": memory,
+        "mem-per-cpu": memory / resources.cores_per_node,
+        "mem-per-gpu": memory / max(1, resources.gpus_per_node),
+        "tmp": scratch,
+    }.get(option.name, 0)
+    match = _SIZE.fullmatch(option.value or "")
+    if not needed or match is None:
+        return
+    asked = int(match[1]) * MIB * 1024 ** ("KMGT".index(match[2].upper() or "M") - 1)
+    if option.name == "mem" and asked == 0:
+        return  # all memory of the node
+    if asked < needed:
+        least = math.ceil(needed / GIB)
+        raise refused(
+            str(option),
+            why=f"the plan needs {least}G",
+            fix=f"ask for at least {option.name}={least}G, or leave it out",
         )

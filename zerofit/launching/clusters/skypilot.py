@@ -21,6 +21,8 @@ from zerofit.launching.clusters.job import (
     yaml_text,
 )
 from zerofit.launching.clusters.scheduler_options import (
+    FLAG,
+    SchedulerOption,
     check_not_own,
     parse_options,
     refused,
@@ -52,7 +54,6 @@ _OWN = {
     "num_nodes": "use --nodes",
     "workdir": "run zerofit submit in that folder",
     **dict.fromkeys(("envs", "secrets"), "name variables with --env"),
-    "secrets": "name variables with --env",
     "resources": "name its fields: resources.use_spot=true",
     "resources.accelerators": "use --gpus",
     "resources.cpus": "use --cpu-cores",
@@ -65,6 +66,8 @@ _OWN = {
 """Keys that zerofit sets, and what to do instead."""
 _MIXED = {"resources", "resources.job_recovery"}
 """Sections of which zerofit sets some keys only."""
+_ALTERNATIVES = ("resources.any_of", "resources.ordered")
+"""Lists of resources, each of which replaces keys of the job's own."""
 _TOP = ("config", "event_callback", "experimental", "inputs", "outputs", "resources", "setup", "volumes")
 _RESOURCES = [
     "accelerator_args",
@@ -125,6 +128,23 @@ def _add_options(document: dict[str, Any], flags: ClusterFlags) -> None:
             if not isinstance(place, dict):
                 raise refused(str(option), why=f"{name} has a value of its own", fix="set one of the two")
         place[last] = yaml_value(option)
+        if option.name in _ALTERNATIVES:
+            _check_alternatives(option, place[last])
+
+
+def _check_alternatives(option: SchedulerOption, choices: Any) -> None:
+    for choice in choices if isinstance(choices, list) else [None]:
+        if not isinstance(choice, dict):
+            raise refused(
+                str(option),
+                why="it must be a list of resources",
+                fix=f"write it as in {FLAG} '{option.name}=[{{infra: aws}}, {{infra: gcp}}]'",
+            )
+        for key in choice:
+            if f"resources.{key}" in _OWN:
+                raise refused(
+                    str(option), why=f"`zerofit submit` sets {key} itself", fix=_OWN[f"resources.{key}"]
+                )
 
 
 def run_folder(folder: Path, flags: ClusterFlags) -> str:

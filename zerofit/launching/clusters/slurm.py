@@ -36,7 +36,7 @@ _WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
 def render(submission: Submission) -> Rendered:
     """Return the sbatch script, and the command that submits it."""
     path = submission.folder / "job.sbatch"
-    own = parse_sbatch_options(submission.flags.options, gpus_per_node=submission.resources.gpus_per_node)
+    own = parse_sbatch_options(submission.flags.options, resources=submission.resources)
     options, replaced = _options(submission), replaced_by(own)
     kept = {name: value for name, value in options.items() if value is not None and name not in replaced}
     notes = (

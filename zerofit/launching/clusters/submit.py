@@ -411,8 +411,6 @@ _SCHEDULERS_OF = {
     "image": ("kubernetes", "skypilot"),
     "volume": ("kubernetes", "skypilot"),
     "namespace": ("kubernetes",),
-    "labels": ("kubernetes",),
-    "annotations": ("kubernetes",),
     "node_selector": ("kubernetes",),
     "has_trainer": ("kubernetes",),
     "wall_time_s": ("slurm", "kubernetes"),
@@ -427,13 +425,7 @@ _DEFAULT_LIMITS = {
 """What applies to a job without a time limit; None for a scheduler without limits."""
 _GPU_TYPE_FLAG = {ClusterEngine.SLURM: "--constraint", ClusterEngine.KUBERNETES: "--node-selector"}
 """The flag that names a type of GPU, for schedulers whose clusters name the types themselves."""
-_FLAG_OF = {
-    "has_trainer": "--job-set",
-    "wall_time_s": "--time",
-    "save_time_s": "--save-time",
-    "labels": "--label",
-    "annotations": "--annotation",
-}
+_FLAG_OF = {"has_trainer": "--job-set", "wall_time_s": "--time", "save_time_s": "--save-time"}
 
 
 def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
