@@ -120,6 +120,8 @@ def parse_sbatch_options(
     for typed in parse_options(texts):
         name = _SHORT.get(typed.name, typed.name)
         option = SchedulerOption(name=name, value=typed.value)
+        if name in found:
+            raise refused(str(typed), why=f"--{name} is given twice", fix="leave one of them out")
         check_not_own(option, _OWN)
         _check(option)
         if resources is not None:
