@@ -100,7 +100,7 @@ def test_a_written_run_is_listed_and_kept(same_folder: Path, kind: str, says: st
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
 
-    assert runs("status")[0].endswith(f"end:    written by `zerofit submit --write-only`; {says}\n")
+    assert runs("status")[0].endswith(f"end:    written with --write-only; {says}\n")
     status = json.loads(runs("status", "--json")[0])
     assert (status["scheduler"], status["job_id"], status["num_starts"]) == (
         kind if kind in ("slurm", "skypilot") else "kubernetes",

@@ -18,7 +18,7 @@ from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
 from zerofit.launching.clusters.job import STOP_FILE, SUBMITTED_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
-from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers
+from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers, typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,7 +207,7 @@ def runs_to_prune(
 
 def _why_kept(run: ListedRun, *, keep_failed: bool) -> str | None:
     if run.is_running:
-        return "it runs, or may run elsewhere; `zerofit runs cancel` ends it"
+        return f"it runs, or may run elsewhere; `zerofit runs cancel {typed_name(run.folder)}` ends it"
     if run.is_only_written:
         return "it was only written, and may still be submitted or wait in a queue"
     if run.user_files:

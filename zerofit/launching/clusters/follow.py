@@ -163,7 +163,7 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         shows = "it has not started"
         if run.scheduler in (ClusterEngine.KUBERNETES, ClusterEngine.SKYPILOT):  # its records are elsewhere
             shows = f"{ENGINES[run.scheduler].CLIENT} tells if it runs"
-        end = f"written by `zerofit submit --write-only`; {shows}"
+        end = f"written with --write-only; {shows}"
     elif has_ended:
         gone = "its launcher left no record" if run.engine is None else f"its job is {state}"
         end = cause = (run.engine is None and was_killed(run.folder)) or f"unknown: {gone}"

@@ -121,7 +121,7 @@ def _config_map(submission: Submission, name: str) -> dict[str, Any]:
             "the plan is too large for a ConfigMap",
             found=f"{format_bytes(size)}",
             why=f"the limit of Kubernetes is {format_bytes(_LARGEST_CONFIG_MAP)}",
-            fix="pass a plan without a capture: `zerofit plan --model ... --output FILE`, then --plan FILE",
+            fix="plan without a capture: --model NAME --seq-len N --global-batch-size N",
         )
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 

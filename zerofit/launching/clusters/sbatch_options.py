@@ -50,7 +50,7 @@ _KNOWN = _NO_VALUE | _MAY_HAVE_VALUE | _WITH_VALUE
 _ONE_LAUNCHER = "leave it out: one launcher a node starts that node's ranks"
 _GPUS = "set the GPUs of a node with --gpus, as in --gpus 8xH100"
 _LOGS = "leave it out: `zerofit runs logs` prints the output, which is in the run folder"
-_LEAVE = "leave it out; `zerofit submit --write-only` writes a job that you can submit as you like"
+_LEAVE = "leave it out; with --write-only you submit the job yourself, as you like"
 _OWN = {
     "time": "use --time",
     "nodes": "use --nodes",

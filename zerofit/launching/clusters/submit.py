@@ -270,7 +270,7 @@ def _write_job(run: SubmittedRun, folder: RunFolder, observer: Observer) -> Subm
     """Write a run's folder, with the script that submits it."""
     script = folder.path / SUBMIT_SCRIPT
     text = (
-        "#!/bin/sh\n# Submits this run, which `zerofit submit --write-only` wrote.\n"
+        "#!/bin/sh\n# Submits this run, written with --write-only.\n"
         f"cd {shlex.quote(os.getcwd())} && exec {run.command}\n"
     )
     fill_run_folder(folder, run.files)
