@@ -161,6 +161,88 @@ for epoch in epochs():
     for batch in loader:
         model(batch)
 """
+_MICRO_BATCHES = """
+step = 0
+while True:
+    for micro_step in range(4):
+        model(loader[0])
+    step += 1
+    if step > 600:
+        break
+"""
+_MICRO_BATCHES_OF_A_CLASS = """
+class Trainer:
+    def __init__(self, steps, every):
+        self.step, self.steps, self.every = 0, steps, every
+
+    def train(self):
+        data = iter(loader)
+        while self.step < self.steps:
+            for _ in range(self.every):
+                model(next(data))
+            self.step = self.step + 1
+
+Trainer(700, 4).train()
+"""
+_COUNTED_EPOCHS = """
+epoch = 1
+while epoch <= args.epochs:
+    for batch in loader:
+        model(batch)
+    epoch += 1
+"""
+_COUNT = """
+import itertools
+for step in itertools.count():
+    if step == 30:
+        break
+    model(1)
+"""
+_CYCLE = """
+import itertools
+for step, batch in enumerate(itertools.cycle(loader)):
+    if step >= 70:
+        break
+    model(batch)
+"""
+_OWN_CYCLE = """
+def cycle(data):
+    while True:
+        yield from data
+stream = cycle(loader)
+for batch in stream:
+    model(batch)
+"""
+_SLICED = """
+from itertools import islice
+for epoch in range(3):
+    for batch in tqdm(islice(loader, 5)):
+        model(batch)
+"""
+_ZIPPED = """
+for step, batch in zip(range(args.max_steps), loader):
+    model(batch)
+"""
+_LISTED = """
+for rate in [1e-3, 1e-4]:
+    for epoch in range(args.epochs):
+        for batch in loader:
+            model(batch)
+"""
+_BY_TIME = """
+import time
+start = time.time()
+while time.time() - start < 3600:
+    for batch in loader:
+        model(batch)
+"""
+_BY_TOKENS = """
+tokens = 0
+while tokens < 1_000_000:
+    for batch in loader:
+        model(batch)
+        tokens += 4096
+"""
 
 
 @pytest.mark.parametrize(
@@ -177,10 +259,16 @@ for epoch in epochs():
         (_EARLY_STOP, 2, None),
         (_MAYBE_LIMITED, 2, 500),
         (_PER_EPOCH, 2, None),
+        (_COUNTED_EPOCHS, 3, None),
+        (_COUNT, None, 30),
+        (_CYCLE, None, 70),
+        (_SLICED, None, 15),
+        (_ZIPPED, None, 500),
+        (_LISTED, 6, None),
         ("for batch in loader:\n    model(batch)\n", 1, None),
         ("for _ in range(5):\n    for batch in iter(loader):\n        model(batch)\n", 5, None),
     ],
-    ids=range(13),
+    ids=range(19),
 )
 def test_epochs_and_limits_are_read(
     tmp_path: Path, script: str, num_epochs: int | None, max_steps: int | None
@@ -191,7 +279,7 @@ def test_epochs_and_limits_are_read(
     assert loop.where.startswith("train.py:")
 
 
-@pytest.mark.parametrize("script", [_UNKNOWN, "model(loader[0])\n"])
+@pytest.mark.parametrize("script", [_UNKNOWN, _OWN_CYCLE, _BY_TIME, _BY_TOKENS, "model(loader[0])\n"])
 def test_what_the_source_does_not_show_is_unknown(tmp_path: Path, script: str) -> None:
     assert _read(tmp_path, script) is None
 
@@ -210,7 +298,15 @@ def test_a_limit_that_comes_from_the_data_is_told_apart(
 
 @pytest.mark.parametrize(
     ("script", "max_steps"),
-    [(_BY_STEPS, 100), (_FETCHES, 125), (_SMOKE, 5), (_OF_ACCELERATE, 120)],
+    [
+        (_BY_STEPS, 100),
+        (_FETCHES, 125),
+        (_SMOKE, 5),
+        (_OF_ACCELERATE, 120),
+        (_MICRO_BATCHES, 601),
+        (_MICRO_BATCHES_OF_A_CLASS, 700),
+        (_CYCLE, 18),
+    ],
 )
 def test_forward_passes_are_no_optimizer_steps(tmp_path: Path, script: str, max_steps: int) -> None:
     loop = _read(tmp_path, script, passes=4)

@@ -8,6 +8,7 @@ import math
 import operator
 import os
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.capture import CapturedLoop
@@ -53,14 +54,34 @@ class _Loop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """What a loop goes through."""
+
+    is_data: bool = False
+    """True for a DataLoader, or for what may be one."""
+    length: int | None = None
+    """Rounds of the loop; None if unknown, and for a DataLoader, whose rounds follow from the ranks."""
+
+
+class _Unit(Enum):
+    """What a limit counts."""
+
+    PASSES = auto()
+    """Forward passes."""
+    STEPS = auto()
+    """Optimizer steps."""
+    EPOCHS = auto()
+    """Passes through the data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Limit:
     """A number at which a loop ends."""
 
     count: int
     """What is left of it."""
+    unit: _Unit
     expression: ast.expr
-    counts_steps: bool
-    """True if it counts optimizer steps, False if forward passes."""
 
 
 def captured_loop(
@@ -80,19 +101,17 @@ def captured_loop(
         return None
     place = _data_place(loops)
     limits = [limit for loop in loops for limit in _limits(loop, loops)]
-    if place is None:  # `for step in range(n)`, which fetches batches itself
-        counted = [loop for loop in loops if isinstance(loop.node, ast.For)]
-        lengths = [_length(loop) for loop in counted]
-        if counted and None not in lengths:
-            passes = math.prod(length for length in lengths if length is not None)
-            limits.append(_Limit(count=passes, expression=_iterated(counted[-1].node), counts_steps=False))
-        num_epochs = None
-    else:
-        num_epochs = _num_epochs(loops[:place])
+    if place is None and (passes := _rounds(loops)) is not None:  # the loop fetches batches itself
+        expression = _iterated(loops[-1].node)
+        limits.append(_Limit(count=passes, unit=_Unit.PASSES, expression=expression))
+    epochs = [] if place is None else [_rounds(loops[:place])]
+    epochs += [limit.count for limit in limits if limit.unit is _Unit.EPOCHS]
+    num_epochs = min((number for number in epochs if number is not None and number > 0), default=None)
+    divisors = {_Unit.PASSES: passes_per_step, _Unit.STEPS: 1}
     steps = [
-        (limit.count if limit.counts_steps else math.ceil(limit.count / passes_per_step), limit.expression)
+        (math.ceil(limit.count / divisors[limit.unit]), limit.expression)
         for limit in limits
-        if limit.count > 0
+        if limit.count > 0 and limit.unit in divisors
     ]
     most, expression = min(steps, key=lambda found: found[0], default=(None, None))
     if most is None and num_epochs is None:
@@ -172,32 +191,58 @@ def _iterated(node: ast.For | ast.While) -> ast.expr:
 
 def _data_place(loops: list[_Loop]) -> int | None:
     """Return which loop goes through the DataLoader; None if none does."""
-    unknown = None
-    for place, loop in enumerate(loops):
-        if isinstance(loop.node, ast.While):
-            continue
-        value = _value(_iterated(loop.node), loop.scope)
-        value = getattr(value, "iterable", value)  # of a tqdm
-        if hasattr(value, "dataset") or hasattr(value, "batch_sampler"):
-            return place
-        if _length(loop) is None:
-            unknown = place
-    return unknown if unknown == len(loops) - 1 else None
+    return next((place for place, loop in enumerate(loops) if _span(loop, loops).is_data), None)
 
 
-def _length(loop: _Loop) -> int | None:
-    """Return how often a loop over range() or a list runs; None if unknown."""
-    expression = _iterated(loop.node)
-    if isinstance(expression, ast.Call) and getattr(expression.func, "id", "") == "trange":
-        values = [_value(word, loop.scope) for word in expression.args]
-        return len(range(*values)) if values and all(type(value) is int for value in values) else None
-    value = _value(expression, loop.scope)
-    return len(value) if isinstance(value, (range, list, tuple)) else None
+def _span(loop: _Loop, loops: list[_Loop]) -> _Span:
+    """Return what a loop goes through; of a loop that is not `for`, nothing is known."""
+    if isinstance(loop.node, ast.While):
+        return _Span()
+    return _span_of(loop.node.iter, loop.scope, is_last=loop is loops[-1])
 
 
-def _num_epochs(outer: list[_Loop]) -> int | None:
-    """Return the passes through the data that loops around it make; None if unknown, as with `while True`."""
-    lengths = [None if isinstance(loop.node, ast.While) else _length(loop) for loop in outer]
+def _span_of(node: ast.expr, scope: Mapping[str, Any], *, is_last: bool) -> _Span:
+    """Return what an expression goes through.
+
+    Args:
+        node: the expression.
+        scope: values of its names.
+        is_last: True for the innermost loop, which goes through the data if nothing else is known.
+    """
+    value = _value(node, scope)
+    value = getattr(value, "iterable", value)  # of a tqdm
+    if hasattr(value, "dataset") or hasattr(value, "batch_sampler"):
+        return _Span(is_data=True)
+    if isinstance(value, (range, list, tuple)):
+        return _Span(length=len(value))
+    if not isinstance(node, ast.Call):
+        return _Span(is_data=value is None and is_last)  # not of a generator, which may be endless
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in ("count", "cycle", "repeat"):  # of itertools, or the script's own cycle()
+        return _Span()
+    if not node.args:
+        return _Span(is_data=is_last)
+    if name in ("range", "trange"):
+        values = [_value(word, scope) for word in node.args]
+        return _Span(length=len(range(*values)) if all(type(value) is int for value in values) else None)
+    if name == "zip":
+        spans = [_span_of(word, scope, is_last=is_last) for word in node.args]
+        lengths = [span.length for span in spans if span.length is not None]
+        is_data = any(span.is_data for span in spans)
+        return _Span(is_data=is_data and not lengths, length=min(lengths, default=None))
+    first = _span_of(node.args[0], scope, is_last=is_last)
+    if name != "islice":
+        return first  # enumerate(), tqdm(), skip_first_batches() ...
+    ends = [_value(word, scope) for word in node.args[1:]]
+    if not 1 <= len(ends) <= 3 or not all(type(end) is int for end in ends):
+        return _Span()
+    most = len(range(*ends))
+    return _Span(length=most if first.length is None else min(most, first.length))
+
+
+def _rounds(loops: list[_Loop]) -> int | None:
+    """Return the rounds that nested loops make in all; None if unknown, as with `while True`."""
+    lengths = [_span(loop, [loop]).length for loop in loops]
     known = [length for length in lengths if length is not None]
     return math.prod(known) if len(known) == len(lengths) else None
 
@@ -225,38 +270,61 @@ def _limits_of_test(
         if type(most) is not int:
             continue
         most += isinstance(part.ops[0], ast.Gt | ast.LtE)
-        if (passes := _limited_by_index(counter, most, loops)) is not None:
-            yield _Limit(count=passes, expression=part.comparators[0], counts_steps=False)
-        elif (increment := _increment(counter, loops)) is not None:
-            start = _value(counter, loop.scope)
-            yield _Limit(
-                count=most - start if type(start) is int else most,
-                expression=part.comparators[0],
-                counts_steps=_is_of_steps(increment, loops),
-            )
+        found = _by_index(counter, most, loops) or _by_counter(counter, most, loop, loops)
+        if found is not None:
+            yield _Limit(count=found[0], unit=found[1], expression=part.comparators[0])
 
 
-def _limited_by_index(counter: ast.expr, most: int, loops: list[_Loop]) -> int | None:
-    """Return the forward passes if each epoch ends at a number of enumerate() around the data."""
-    place = _data_place(loops)
-    target = None if place is None else loops[place].node.target  # type: ignore[union-attr]
-    if place is None or not isinstance(target, ast.Tuple):
+def _by_index(counter: ast.expr, most: int, loops: list[_Loop]) -> tuple[int, _Unit] | None:
+    """Return the limit if the counter is a loop's own index, which begins anew with each round outside."""
+    for place, loop in enumerate(loops):
+        if isinstance(loop.node, ast.While):
+            continue
+        target = loop.node.target
+        index = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+        if ast.unparse(index) == ast.unparse(counter):
+            outside = _rounds(loops[:place])
+            return None if outside is None else _below(outside * most, place, loops)
+    return None
+
+
+def _by_counter(counter: ast.expr, most: int, loop: _Loop, loops: list[_Loop]) -> tuple[int, _Unit] | None:
+    """Return the limit if the script increments a counter by 1 in a loop."""
+    increment = _increment(counter, loops)
+    if increment is None:
         return None
-    num_epochs = _num_epochs(loops[:place])
-    return num_epochs * most if num_epochs and ast.unparse(target.elts[0]) == ast.unparse(counter) else None
+    start = _value(counter, loop.scope)
+    count = most - start if type(start) is int else most
+    if _is_of_steps(increment, loops):
+        return count, _Unit.STEPS
+    around = [place for place, own in enumerate(loops) if increment in _inside(own.node.body)]
+    return _below(count, around[-1], loops)
 
 
-def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.AugAssign | None:
+def _below(count: int, place: int, loops: list[_Loop]) -> tuple[int, _Unit] | None:
+    """Return what a number of rounds of one loop means for the loops inside it; None if unknown."""
+    inner = loops[place + 1 :]
+    if (passes := _rounds(inner)) is not None:
+        return count * passes, _Unit.PASSES
+    data = _data_place(loops)
+    if data is None or data <= place or (epochs := _rounds(loops[place + 1 : data])) is None:
+        return None
+    return count * epochs, _Unit.EPOCHS
+
+
+def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.stmt | None:
     """Return the `counter += 1` inside the loops; None if there is none, or a loop begins to count anew."""
     name, found = ast.unparse(counter), None
     for node in _inside(loops[0].node.body):
-        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
-            return None
         if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name:
-            is_by_one = isinstance(node.value, ast.Constant) and node.value.value == 1
-            if not isinstance(node.op, ast.Add) or not is_by_one:
-                return None
-            found = node
+            text = f"{name} + {ast.unparse(node.value)}" if isinstance(node.op, ast.Add) else ""
+        elif isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+            text = ast.unparse(node.value)
+        else:
+            continue
+        if text not in (f"{name} + 1", f"1 + {name}"):
+            return None
+        found = node
     if found is None:
         for loop in loops[1:]:
             if (found := _increment(counter, [loop])) is not None:
@@ -264,7 +332,7 @@ def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.AugAssign | None:
     return found
 
 
-def _is_of_steps(increment: ast.AugAssign, loops: list[_Loop]) -> bool:
+def _is_of_steps(increment: ast.stmt, loops: list[_Loop]) -> bool:
     """Return True if a counter only counts optimizer steps: inside `if accelerator.sync_gradients`, `% k`."""
     around = (node for loop in loops for node in _around(loop.node.body, increment.lineno))
     tests = [ast.unparse(node.test) for node in around if isinstance(node, ast.If)]
@@ -330,6 +398,8 @@ def _evaluated(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             return scope[node.id]
         case ast.Attribute():
             return getattr(_evaluated(node.value, scope), node.attr)
+        case ast.List() | ast.Tuple():
+            return [_evaluated(element, scope) for element in node.elts]
         case ast.Subscript():
             return _evaluated(node.value, scope)[_evaluated(node.slice, scope)]
         case ast.BinOp():
