@@ -107,6 +107,7 @@ def test_what_submit_sets_itself_is_refused_with_its_flag(tmp_path: Path, option
         "gres=gpu:4",
         "gpus-per-node=a100:4",
         "mem=64G",
+        "mem=64GB",
         "mem-per-gpu=4G",
         "mem-per-cpu=100",
         "tmp=1000",

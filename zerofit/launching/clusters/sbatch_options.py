@@ -100,7 +100,7 @@ _REPLACED = {
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _GPUS_OF_NODE = re.compile(r"(?:[\w.-]+:)?(\d+)")
 _GPU_GRES = re.compile(r"gpu(?::([\w.-]+))?(?::(\d+))?")
-_SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 """sbatch(1), --mem: megabytes if no unit is given."""
 
 

@@ -78,7 +78,8 @@ def check_not_own(option: SchedulerOption, own: Mapping[str, str]) -> None:
         UserError: it does.
     """
     if option.name in own:
-        raise refused(str(option), why="`zerofit submit` sets it itself", fix=own[option.name])
+        why = "`zerofit submit` sets it itself, or relies on it as it is"
+        raise refused(str(option), why=why, fix=own[option.name])
 
 
 def unknown_option(option: SchedulerOption, known: Iterable[str], *, of: str) -> UserError:

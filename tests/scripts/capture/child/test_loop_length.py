@@ -184,6 +184,23 @@ class Trainer:
 
 Trainer(700, 4).train()
 """
+_PARTS_OF_A_BATCH = """
+step = 0
+while step < args.max_steps:
+    loss = 0
+    for part in range(8):
+        loss += model(part)
+    loss.backward()
+    step += 1
+"""
+_PARTS_OF_THE_DATA = """
+step = 0
+while step < args.max_steps:
+    for batch in loader:
+        for part in range(8):
+            model(part).backward()
+        step += 1
+"""
 _COUNTED_EPOCHS = """
 epoch = 1
 while epoch <= args.epochs:
@@ -260,6 +277,8 @@ while tokens < 1_000_000:
         (_MAYBE_LIMITED, 2, 500),
         (_PER_EPOCH, 2, None),
         (_COUNTED_EPOCHS, 3, None),
+        (_PARTS_OF_A_BATCH, None, 500),
+        (_PARTS_OF_THE_DATA, None, 500),
         (_COUNT, None, 30),
         (_CYCLE, None, 70),
         (_SLICED, None, 15),
@@ -268,7 +287,7 @@ while tokens < 1_000_000:
         ("for batch in loader:\n    model(batch)\n", 1, None),
         ("for _ in range(5):\n    for batch in iter(loader):\n        model(batch)\n", 5, None),
     ],
-    ids=range(19),
+    ids=range(21),
 )
 def test_epochs_and_limits_are_read(
     tmp_path: Path, script: str, num_epochs: int | None, max_steps: int | None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 import math
-import operator
 import os
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.capture import CapturedLoop
+from zerofit.scripts.capture.child.expression import value_of
 from zerofit.scripts.capture.child.outcome import is_own_code
 
 if TYPE_CHECKING:
@@ -19,26 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_BINARY: dict[type[ast.operator], Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARED: dict[type[ast.cmpop], Any] = {
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
-_PURE = (len, int, float, max, min, round, abs, range, math.ceil, math.floor)
-"""Functions that are called to evaluate an expression: none changes anything."""
 _MAX_DEPTH = 4
 """Assignments followed from a name to the length of the data. ASSUMPTION: accelerate's examples need two."""
 
@@ -101,7 +81,8 @@ def captured_loop(
         return None
     place = _data_place(loops)
     limits = [limit for loop in loops for limit in _limits(loop, loops)]
-    if place is None and (passes := _rounds(loops)) is not None:  # the loop fetches batches itself
+    passes = _passes(loops, outermost=_rounds(loops[:1])) if place is None else None
+    if passes is not None:  # the loop fetches batches itself
         expression = _iterated(loops[-1].node)
         limits.append(_Limit(count=passes, unit=_Unit.PASSES, expression=expression))
     epochs = [] if place is None else [_rounds(loops[:place])]
@@ -209,7 +190,7 @@ def _span_of(node: ast.expr, scope: Mapping[str, Any], *, is_last: bool) -> _Spa
         scope: values of its names.
         is_last: True for the innermost loop, which goes through the data if nothing else is known.
     """
-    value = _value(node, scope)
+    value = value_of(node, scope)
     value = getattr(value, "iterable", value)  # of a tqdm
     if hasattr(value, "dataset") or hasattr(value, "batch_sampler"):
         return _Span(is_data=True)
@@ -223,7 +204,7 @@ def _span_of(node: ast.expr, scope: Mapping[str, Any], *, is_last: bool) -> _Spa
     if not node.args:
         return _Span(is_data=is_last)
     if name in ("range", "trange"):
-        values = [_value(word, scope) for word in node.args]
+        values = [value_of(word, scope) for word in node.args]
         return _Span(length=len(range(*values)) if all(type(value) is int for value in values) else None)
     if name == "zip":
         spans = [_span_of(word, scope, is_last=is_last) for word in node.args]
@@ -233,7 +214,7 @@ def _span_of(node: ast.expr, scope: Mapping[str, Any], *, is_last: bool) -> _Spa
     first = _span_of(node.args[0], scope, is_last=is_last)
     if name != "islice":
         return first  # enumerate(), tqdm(), skip_first_batches() ...
-    ends = [_value(word, scope) for word in node.args[1:]]
+    ends = [value_of(word, scope) for word in node.args[1:]]
     if not 1 <= len(ends) <= 3 or not all(type(end) is int for end in ends):
         return _Span()
     most = len(range(*ends))
@@ -263,10 +244,10 @@ def _limits_of_test(
     for part in parts:
         if not isinstance(part, ast.Compare) or len(part.ops) != 1 or not isinstance(part.ops[0], ends):
             continue
-        others = [_value(other, loop.scope) for other in parts if other is not part]
+        others = [value_of(other, loop.scope) for other in parts if other is not part]
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and not all(others):
             continue  # such as `step >= 100 and loss < 0.1`
-        counter, most = part.left, _value(part.comparators[0], loop.scope)
+        counter, most = part.left, value_of(part.comparators[0], loop.scope)
         if type(most) is not int:
             continue
         most += isinstance(part.ops[0], ast.Gt | ast.LtE)
@@ -293,7 +274,7 @@ def _by_counter(counter: ast.expr, most: int, loop: _Loop, loops: list[_Loop]) -
     increment = _increment(counter, loops)
     if increment is None:
         return None
-    start = _value(counter, loop.scope)
+    start = value_of(counter, loop.scope)
     count = most - start if type(start) is int else most
     if _is_of_steps(increment, loops):
         return count, _Unit.STEPS
@@ -302,14 +283,35 @@ def _by_counter(counter: ast.expr, most: int, loop: _Loop, loops: list[_Loop]) -
 
 
 def _below(count: int, place: int, loops: list[_Loop]) -> tuple[int, _Unit] | None:
-    """Return what a number of rounds of one loop means for the loops inside it; None if unknown."""
-    inner = loops[place + 1 :]
-    if (passes := _rounds(inner)) is not None:
-        return count * passes, _Unit.PASSES
+    """Return what a number of rounds of one loop means for the loops inside it; None if unknown.
+
+    A round of the loop through the data is a batch, whatever loops are inside.
+    """
     data = _data_place(loops)
-    if data is None or data <= place or (epochs := _rounds(loops[place + 1 : data])) is None:
-        return None
-    return count * epochs, _Unit.EPOCHS
+    if data is not None:
+        epochs = _rounds(loops[place + 1 : data])
+        if place >= data or epochs is None:
+            return (count, _Unit.PASSES) if place == data else None
+        return count * epochs, _Unit.EPOCHS
+    passes = _passes(loops[place:], outermost=count)
+    return None if passes is None else (passes, _Unit.PASSES)
+
+
+def _passes(loops: list[_Loop], *, outermost: int | None) -> int | None:
+    """Return the batches of loops that fetch them; None if unknown.
+
+    Args:
+        loops: nested ones; inner loops without a backward pass of their own share a batch.
+        outermost: the rounds of the first.
+    """
+    visible = [loop for loop in loops[1:] if _calls_backward(loop.node.body)]
+    inner = _rounds(visible if _calls_backward(loops[0].node.body) else loops[1:])
+    return None if inner is None or outermost is None else outermost * inner
+
+
+def _calls_backward(body: list[ast.stmt]) -> bool:
+    calls = (node.func for node in _inside(body) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr == "backward" for called in calls)
 
 
 def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.stmt | None:
@@ -380,39 +382,3 @@ def _epochs_follow_steps(loops: list[_Loop], trees: Collection[ast.Module]) -> b
         for value in _assigned(name, trees)
         for node in ast.walk(value)
     )
-
-
-def _value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
-    """Return the value of an expression of names, numbers and arithmetic; None if unknown."""
-    try:
-        return _evaluated(node, scope)
-    except Exception:  # arbitrary objects of the script
-        return None
-
-
-def _evaluated(node: ast.expr, scope: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return scope[node.id]
-        case ast.Attribute():
-            return getattr(_evaluated(node.value, scope), node.attr)
-        case ast.List() | ast.Tuple():
-            return [_evaluated(element, scope) for element in node.elts]
-        case ast.Subscript():
-            return _evaluated(node.value, scope)[_evaluated(node.slice, scope)]
-        case ast.BinOp():
-            return _BINARY[type(node.op)](_evaluated(node.left, scope), _evaluated(node.right, scope))
-        case ast.UnaryOp(op=ast.USub()):
-            return -_evaluated(node.operand, scope)
-        case ast.UnaryOp(op=ast.Not()):
-            return not _evaluated(node.operand, scope)
-        case ast.Compare(ops=[comparison], comparators=[other]):
-            return _COMPARED[type(comparison)](_evaluated(node.left, scope), _evaluated(other, scope))
-        case ast.Call(keywords=[]):
-            function = _evaluated(node.func, scope)
-            if not any(function is pure for pure in _PURE):
-                raise ValueError(ast.unparse(node))
-            return function(*(_evaluated(word, scope) for word in node.args))
-    raise ValueError(ast.unparse(node))
