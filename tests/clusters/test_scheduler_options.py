@@ -196,7 +196,7 @@ def test_pods_get_fields_labels_and_annotations(tmp_path: Path, words: tuple[str
         ("restartPolicy=Always", "use --max-requeues"),
         ("activeDeadlineSeconds=60", "use --time"),
         ("resources.nvidia.com/gpu=4", "--gpus"),
-        ("resources.memory=1Gi", "use --host-ram"),
+        ("resources.cpu=4", "use --cpu-cores"),
         ("toleration=[]", "did you mean tolerations?"),
         ("tolerations", "it needs a value, in YAML"),
         ("tolerations=[{", "it needs a value, in YAML"),
@@ -213,6 +213,21 @@ def test_what_a_train_job_can_not_have_is_refused(option: str, words: str) -> No
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("memory", "is_enough"),
+    [("900Gi", True), ("1.5Ti", True), ("999G", True), ("64Mi", False), ("1000", False), ("lots", False)],
+)
+def test_pods_may_ask_for_more_memory_than_the_plan_needs(
+    tmp_path: Path, memory: str, is_enough: bool
+) -> None:
+    code, text, said = _submit(tmp_path, "kubernetes", f"resources.memory={memory}")
+    if is_enough:
+        asked = yaml.safe_load(text)["spec"]["trainer"]["resourcesPerNode"]
+        assert asked["requests"]["memory"] == asked["limits"]["memory"] == memory
+    else:
+        assert (code, "ask for at least resources.memory=" in said) == (2, True)
+
+
 def test_a_runtime_of_the_cluster_replaces_kubeflows(tmp_path: Path) -> None:
     code, text, said = _submit(tmp_path, "kubernetes", "runtime=torch-with-ib")
     assert (code, yaml.safe_load(text)["spec"]["runtimeRef"]) == (0, {"name": "torch-with-ib"}), said
@@ -224,6 +239,7 @@ def test_sky_gets_keys_of_its_job(tmp_path: Path) -> None:
         tmp_path,
         "skypilot",
         "resources.use_spot=true",
+        "resources.memory=512+",
         "resources.region=us-east-1",
         "resources.job_recovery.strategy=FAILOVER",
         "resources.any_of=[{infra: aws}, {infra: gcp/us-central1}]",
@@ -234,7 +250,7 @@ def test_sky_gets_keys_of_its_job(tmp_path: Path) -> None:
     job = yaml.safe_load(text)
     resources = job["resources"]
     assert (resources["use_spot"], resources["region"]) == (True, "us-east-1")
-    assert resources["accelerators"] == "H100:8"
+    assert (resources["accelerators"], resources["memory"]) == ("H100:8", "512+")
     assert resources["job_recovery"] == {"max_restarts_on_errors": 0, "strategy": "FAILOVER"}
     assert resources["any_of"] == [{"infra": "aws"}, {"infra": "gcp/us-central1"}]
     assert resources["labels"] == {"team": "nlp"}
@@ -245,7 +261,9 @@ def test_sky_gets_keys_of_its_job(tmp_path: Path) -> None:
     ("option", "words"),
     [
         ("resources.accelerators=A100:1", "use --gpus"),
-        ("resources.memory=1+", "use --host-ram"),
+        ("resources.memory=1+", "ask for at least resources.memory="),
+        ("resources.memory=4x", "ask for at least resources.memory="),
+        ("resources.cpus=4", "use --cpu-cores"),
         ("resources={cloud: aws}", "name its fields"),
         ("resources.job_recovery={strategy: FAILOVER}", "use --max-requeues"),
         ("resources.any_of=[{accelerators: 'A100:1'}]", "use --gpus"),

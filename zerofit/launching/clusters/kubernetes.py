@@ -42,6 +42,9 @@ JOB_MOUNT = "/zerofit/job"
 _RUN_MOUNT = "/zerofit/run"
 _PORT = 29500
 _SCRATCH = "ephemeral-storage"
+_UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_QUANTITY = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
+"""https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/"""
 _CONTAINER = "node"
 """Name of the replicated job and its container; Kubeflow's runtime torch-distributed uses it for both,
 too."""
@@ -261,6 +264,12 @@ def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
     return {"nodeSelector": labels} if labels else {}
 
 
+def _bytes_of(quantity: str) -> float | None:
+    """Return the bytes of a quantity such as "64Gi"; None if it is none."""
+    match = _QUANTITY.fullmatch(quantity)
+    return float(match[1]) * _UNITS[match[2]] if match else None
+
+
 def _resources(submission: Submission) -> dict[str, Any]:
     resources = submission.resources
     memory = {"memory": f"{math.ceil(resources.memory_bytes / GIB)}Gi"}
@@ -269,9 +278,13 @@ def _resources(submission: Submission) -> dict[str, Any]:
         requests[_SCRATCH] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
     more = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
     own = kubernetes_options(submission.flags).resources
-    if _SCRATCH in own and _SCRATCH in requests:
-        why = f"the plan offloads to it, and needs {requests[_SCRATCH]}"
-        raise refused(f"resources.{_SCRATCH}={own[_SCRATCH]}", why=why, fix="leave it out")
+    for name in {*own} & {"memory", _SCRATCH} & {*requests}:
+        if (_bytes_of(own[name]) or 0) < (_bytes_of(requests[name]) or 0):
+            raise refused(
+                f"resources.{name}={own[name]}",
+                why=f"the plan needs {requests[name]} on each node",
+                fix=f"ask for at least resources.{name}={requests[name]}, or leave it out",
+            )
     return {"requests": {**requests, **more, **own}, "limits": {**memory, **more, **own}}
 
 

@@ -72,7 +72,6 @@ _OWN = {
     "hostname": "leave it out: the nodes find each other by the names of their pods",
     "subdomain": "leave it out: the nodes find each other by the names of their pods",
     "resources.cpu": "use --cpu-cores",
-    "resources.memory": "use --host-ram, the memory of a node",
     "resources.nvidia.com/gpu": "set the GPUs of a node with --gpus",
 }
 _QUEUE = "kueue.x-k8s.io/"

@@ -55,8 +55,8 @@ class RunTime:
             return ""
         return (
             f"{self.length.num_steps} steps x {_seconds(self.step_time_s)} +{self.uncertainty:.0%} = "
-            f"{format_duration(self.training_s)}, and {self.other_s // 60} min for start, data, "
-            "evaluation and checkpoints"
+            f"{format_duration(self.training_s)}, plus {self.other_s // 60} min for loading, evaluation and "
+            "saving"
         )
 
     def as_json(self) -> dict[str, Any]:

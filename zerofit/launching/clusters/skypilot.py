@@ -57,7 +57,6 @@ _OWN = {
     "resources": "name its fields: resources.use_spot=true",
     "resources.accelerators": "use --gpus",
     "resources.cpus": "use --cpu-cores",
-    "resources.memory": "use --host-ram, the memory of a node",
     "resources.image_id": "use --image",
     "resources.job_recovery": "use --max-requeues, or resources.job_recovery.strategy",
     "resources.job_recovery.max_restarts_on_errors": "use --max-requeues",
@@ -83,6 +82,7 @@ _RESOURCES = [
     "labels",
     "local_disk",
     "max_hourly_cost",
+    "memory",
     "network_tier",
     "ordered",
     "ports",
@@ -147,6 +147,17 @@ def _check_alternatives(option: SchedulerOption, choices: Any) -> None:
                 )
 
 
+def _check_memory(requested: dict[str, Any], needed_bytes: int) -> None:
+    """Check that the job asks for the memory that the plan needs, in GB as SkyPilot's, or for more."""
+    found, least = re.fullmatch(r"(\d+)\+?", str(requested["memory"])), math.ceil(needed_bytes / GIB)
+    if found is None or int(found[1]) < least:
+        raise refused(
+            f"resources.memory={requested['memory']}",
+            why=f"the plan needs {least} on each node",
+            fix=f"ask for at least resources.memory={least}+, or leave it out",
+        )
+
+
 def run_folder(folder: Path, flags: ClusterFlags) -> str:
     """Return the run folder on the nodes: in the bucket that outlives them, if any."""
     volume = _volume(flags)
@@ -186,6 +197,7 @@ def render(submission: Submission) -> Rendered:
     if secrets:
         document["secrets"] = dict.fromkeys(secrets)
     _add_options(document, flags)
+    _check_memory(requested, resources.memory_bytes)
     path = submission.folder / "job.sky.yaml"
     words = [word for name in secrets for word in ("--secret", name)]
     return Rendered(

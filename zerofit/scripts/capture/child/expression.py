@@ -1,4 +1,4 @@
-"""Values of expressions of a script's source, computed where it has stopped and without its code running."""
+"""Values of expressions of a script, computed where it has stopped; none of its functions is called."""
 
 from __future__ import annotations
 
