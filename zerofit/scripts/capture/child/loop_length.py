@@ -83,8 +83,8 @@ def captured_loop(
     limits = [limit for loop in loops for limit in _limits(loop, loops)]
     passes = _passes(loops, outermost=_rounds(loops[:1])) if place is None else None
     if passes is not None:  # the loop fetches batches itself
-        expression = _iterated(loops[-1].node)
-        limits.append(_Limit(count=passes, unit=_Unit.PASSES, expression=expression))
+        last = _iterated(loops[-1].node)
+        limits.append(_Limit(count=passes, unit=_Unit.PASSES, expression=last))
     epochs = [] if place is None else [_rounds(loops[:place])]
     epochs += [limit.count for limit in limits if limit.unit is _Unit.EPOCHS]
     num_epochs = min((number for number in epochs if number is not None and number > 0), default=None)
@@ -316,7 +316,8 @@ def _calls_backward(body: list[ast.stmt]) -> bool:
 
 def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.stmt | None:
     """Return the `counter += 1` inside the loops; None if there is none, or a loop begins to count anew."""
-    name, found = ast.unparse(counter), None
+    name = ast.unparse(counter)
+    found: ast.stmt | None = None
     for node in _inside(loops[0].node.body):
         if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name:
             text = f"{name} + {ast.unparse(node.value)}" if isinstance(node.op, ast.Add) else ""
