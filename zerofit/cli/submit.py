@@ -129,9 +129,9 @@ _WALL_TIME = Parsed(
 @click.option(
     "--scheduler-option",
     "options",
-    metavar="NAME[=VALUE]",
+    metavar="NAME=X",
     multiple=True,
-    help="Option of the scheduler: qos=high, annotations.KEY=TEXT, resources.region=NAME; repeatable.",
+    help="Option of the scheduler, as in qos=high; repeatable.",
 )
 @click.option("--write-only", is_flag=True, help="Write the run folder with the job, and submit nothing.")
 @model_options
