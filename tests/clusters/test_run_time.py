@@ -17,6 +17,7 @@ _STEPS = RunLength(
 )
 _TRAINS = "trains 96 steps: 2048 samples / 64 per step = 32 steps per epoch, 3 epochs (train.py:17)"
 _SUM = "96 steps x 5.59 s +30% = 11 min 38 s, plus 30 min for loading, evaluation and saving"
+_OF_MICRO_BATCHES = RunLength(num_steps=96, source="train.py:17", micro_batches=4)
 _UNKNOWN = RunLength(num_steps=None, source="its data has no length, and it sets no max_steps")
 _DEFAULT = "the cluster's default limit applies"
 
@@ -44,6 +45,17 @@ def test_a_run_takes_its_steps_and_half_an_hour(
     [
         (_time(), None, _DEFAULT, True, (_TRAINS, f"time limit 41 min 38 s: {_SUM}")),
         (_time(), None, None, True, (_TRAINS, f"takes about 41 min 38 s: {_SUM}")),
+        (
+            _time(_OF_MICRO_BATCHES),
+            None,
+            None,
+            False,
+            (
+                "trains 96 steps of 4 batches each (train.py:17)",
+                "takes about 1 h 16 min: 96 steps x 4 x 5.59 s +30% = 46 min 31 s, plus 30 min for loading, "
+                "evaluation and saving",
+            ),
+        ),
         (
             _time(),
             7200,

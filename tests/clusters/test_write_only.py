@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from clients import path_with
+from runs import environment
 from zerofit_in_process import run_in_process
 
 from zerofit.core.plan import plan_from_json
@@ -134,3 +135,33 @@ def test_what_can_not_be_written_leaves_no_folder(same_folder: Path) -> None:
     assert done.returncode == 2
     assert "error[scheduler-option]" in done.stderr
     assert list((same_folder / "zerofit-runs").glob("2*")) == []
+
+
+_ITS_BATCH = ("--global-batch-size", "2")
+_SLURM = """
+case "$(basename "$0") $*" in
+  scontrol*hostnames*) echo 127.0.0.1 ;;
+  scontrol*) echo "JobState=COMPLETED Reason=None" ;;
+  srun*) while [ "${1#--}" != "$1" ]; do shift; done; exec "$@" ;;
+esac
+"""
+"""What a job calls, on a cluster of this machine alone."""
+
+
+def test_a_written_job_runs_as_it_is_and_is_then_followed(same_folder: Path) -> None:
+    folder, _ = _write(same_folder, "slurm", "--nodes", "1", "--gpus", "1xA100-80G", "--cpu", *_ITS_BATCH)
+    path = path_with(same_folder, "scontrol", "srun", script=_SLURM)
+    ran = subprocess.run(
+        ["bash", str(folder / "job.sbatch")],
+        cwd=same_folder,
+        env=environment(PATH=path, SLURM_JOB_ID="77", SLURM_NODEID="0", SLURM_JOB_NODELIST="n"),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len((same_folder / "losses.jsonl").read_text().splitlines()) == 16
+    done = run_in_process(("runs", "status", "--json"), cwd=same_folder, environment={"PATH": path})
+    status = json.loads(done.stdout)
+    assert (status["scheduler"], status["job_id"], status["num_starts"]) == ("slurm", "77", 1)
+    assert (status["exit_code"], status["cause"], status["step"]) == (0, None, 16)
+    assert status["started_at"] < status["ended_at"]

@@ -186,6 +186,10 @@ def test_a_script_that_was_not_run_sets_its_steps_or_they_are_unknown(
         ),
         (_with(_loop(None, 90), samples=2049, batch=2), "90 steps (train.py:9)"),
         (
+            _with(_loop(None, 90, micro_batches=4), samples=2049, batch=2),
+            "90 steps of 4 batches each (train.py:9)",
+        ),
+        (
             _with(_loop(2), samples=None, batch=2),
             "the number of steps is unknown: its data has no length, and train.py:9 sets no limit",
         ),

@@ -182,6 +182,8 @@ class CapturedLoop:
     """True if the source computes max_steps from the length of the data, which ranks share."""
     epochs_follow_steps: bool = False
     """True if the source computes num_epochs from max_steps."""
+    micro_batches: int = 1
+    """Batches of each of max_steps, where an inner loop makes them and the capture takes each for a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,11 +35,15 @@ class RunLength:
     """True if the last samples of an epoch, fewer than a batch, are left out."""
     steps_done: int = 0
     """Steps of the checkpoint that the run resumes from, not included in num_steps."""
+    micro_batches: int = 1
+    """Batches of a step, each of which the plan takes for a step."""
 
     def __str__(self) -> str:
         if self.num_steps is None:
             return f"the number of steps is unknown: {self.source}"
         words = f"{self.num_steps} steps"
+        if self.micro_batches > 1:
+            words += f" of {self.micro_batches} batches each"
         if self.steps_per_epoch is None:
             words += f" ({self.source})"
         else:
@@ -138,7 +142,7 @@ def _of_loop(capture: Capture, each: int | None, target: tuple[str, ...]) -> Run
         in_data = _epochs_in(capture, most, epochs)
         if in_data is None or not loop.max_steps_follow_data or _is_typed(most, target):
             if epochs is None or each is None or loop.epochs_follow_steps or epochs * each >= most:
-                return RunLength(num_steps=most, source=source)
+                return RunLength(num_steps=most, source=source, micro_batches=loop.micro_batches)
         else:
             epochs = in_data
     if epochs is None:

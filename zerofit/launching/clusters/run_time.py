@@ -34,7 +34,8 @@ class RunTime:
         """The time of all steps, with its uncertainty; None if unknown."""
         if self.length.num_steps is None or self.step_time_s is None:
             return None
-        return self.length.num_steps * self.step_time_s * (1 + self.uncertainty)
+        batches = self.length.num_steps * self.length.micro_batches
+        return batches * self.step_time_s * (1 + self.uncertainty)
 
     @property
     def wall_time_s(self) -> int | None:
@@ -53,8 +54,11 @@ class RunTime:
         """The derivation of the time in a few words; empty if it is unknown."""
         if self.training_s is None or self.wall_time_s is None or self.step_time_s is None:
             return ""
+        count = f"{self.length.num_steps} steps"
+        if self.length.micro_batches > 1:
+            count += f" x {self.length.micro_batches}"
         return (
-            f"{self.length.num_steps} steps x {_seconds(self.step_time_s)} +{self.uncertainty:.0%} = "
+            f"{count} x {_seconds(self.step_time_s)} +{self.uncertainty:.0%} = "
             f"{format_duration(self.training_s)}, plus {self.other_s // 60} min for loading, evaluation and "
             "saving"
         )

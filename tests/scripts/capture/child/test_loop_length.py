@@ -179,7 +179,8 @@ class Trainer:
         data = iter(loader)
         while self.step < self.steps:
             for _ in range(self.every):
-                model(next(data))
+                model(next(data)).backward()
+            optimizer.step()
             self.step = self.step + 1
 
 Trainer(700, 4).train()
@@ -313,6 +314,16 @@ def test_a_limit_that_comes_from_the_data_is_told_apart(
     loop = _read(tmp_path, script)
     assert loop is not None
     assert (loop.max_steps_follow_data, loop.epochs_follow_steps) == (follows_data, epochs_follow)
+
+
+@pytest.mark.parametrize(
+    ("passes", "micro_batches"),
+    [(1, 4), (4, 1)],  # the capture does not see the window, and sees it
+)
+def test_micro_batches_of_an_inner_loop_are_one_step(tmp_path: Path, passes: int, micro_batches: int) -> None:
+    loop = _read(tmp_path, _MICRO_BATCHES_OF_A_CLASS, passes=passes)
+    assert loop is not None
+    assert (loop.max_steps, loop.micro_batches) == (700, micro_batches)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,19 @@ class _Limit:
     """What is left of it."""
     unit: _Unit
     expression: ast.expr
+    micro_batches: int = 1
+    """PASSES: those before each optimizer.step(), where an inner loop makes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """A comparison that ends a loop."""
+
+    counter: ast.expr
+    most: int
+    """The counter's value at the end."""
+    expression: ast.expr
+    """What this value is computed from."""
 
 
 def captured_loop(
@@ -81,30 +94,32 @@ def captured_loop(
         return None
     place = _data_place(loops)
     limits = [limit for loop in loops for limit in _limits(loop, loops)]
-    passes = _passes(loops, outermost=_rounds(loops[:1])) if place is None else None
-    if passes is not None:  # the loop fetches batches itself
-        last = _iterated(loops[-1].node)
-        limits.append(_Limit(count=passes, unit=_Unit.PASSES, expression=last))
+    rounds = _rounds(loops[:1]) if place is None else None
+    if rounds is not None and (found := _passes(rounds, loops, _iterated(loops[-1].node))) is not None:
+        limits.append(found)  # the loop fetches batches itself
     epochs = [] if place is None else [_rounds(loops[:place])]
     epochs += [limit.count for limit in limits if limit.unit is _Unit.EPOCHS]
     num_epochs = min((number for number in epochs if number is not None and number > 0), default=None)
-    divisors = {_Unit.PASSES: passes_per_step, _Unit.STEPS: 1}
-    steps = [
-        (math.ceil(limit.count / divisors[limit.unit]), limit.expression)
-        for limit in limits
-        if limit.count > 0 and limit.unit in divisors
-    ]
-    most, expression = min(steps, key=lambda found: found[0], default=(None, None))
-    if most is None and num_epochs is None:
+    counted = [limit for limit in limits if limit.count > 0 and limit.unit is not _Unit.EPOCHS]
+    first = min(counted, key=lambda limit: _steps(limit, passes_per_step), default=None)
+    if first is None and num_epochs is None:
         return None
     node = (loops[0] if place is None else loops[max(place - 1, 0)]).node
     return CapturedLoop(
         where=f"{os.path.basename(loops[0].file)}:{node.lineno}",
         num_epochs=num_epochs,
-        max_steps=most,
-        max_steps_follow_data=expression is not None and _follows_data(expression, trees.values()),
+        max_steps=None if first is None else _steps(first, passes_per_step),
+        max_steps_follow_data=first is not None and _follows_data(first.expression, trees.values()),
+        micro_batches=first.micro_batches if first is not None and passes_per_step == 1 else 1,
         epochs_follow_steps=_epochs_follow_steps(loops, trees.values()),
     )
+
+
+def _steps(limit: _Limit, passes_per_step: int) -> int:
+    """Return a limit in optimizer steps."""
+    if limit.unit is _Unit.STEPS:
+        return limit.count
+    return math.ceil(limit.count / (limit.micro_batches if passes_per_step == 1 else passes_per_step))
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -251,67 +266,77 @@ def _limits_of_test(
         if type(most) is not int:
             continue
         most += isinstance(part.ops[0], ast.Gt | ast.LtE)
-        found = _by_index(counter, most, loops) or _by_counter(counter, most, loop, loops)
-        if found is not None:
-            yield _Limit(count=found[0], unit=found[1], expression=part.comparators[0])
+        end = _End(counter=counter, most=most, expression=part.comparators[0])
+        if (found := _by_index(end, loops) or _by_counter(end, loop, loops)) is not None:
+            yield found
 
 
-def _by_index(counter: ast.expr, most: int, loops: list[_Loop]) -> tuple[int, _Unit] | None:
+def _by_index(end: _End, loops: list[_Loop]) -> _Limit | None:
     """Return the limit if the counter is a loop's own index, which begins anew with each round outside."""
     for place, loop in enumerate(loops):
         if isinstance(loop.node, ast.While):
             continue
         target = loop.node.target
         index = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-        if ast.unparse(index) == ast.unparse(counter):
+        if ast.unparse(index) == ast.unparse(end.counter):
             outside = _rounds(loops[:place])
-            return None if outside is None else _below(outside * most, place, loops)
+            return None if outside is None else _below(outside * end.most, place, loops, end.expression)
     return None
 
 
-def _by_counter(counter: ast.expr, most: int, loop: _Loop, loops: list[_Loop]) -> tuple[int, _Unit] | None:
+def _by_counter(end: _End, loop: _Loop, loops: list[_Loop]) -> _Limit | None:
     """Return the limit if the script increments a counter by 1 in a loop."""
-    increment = _increment(counter, loops)
+    increment = _increment(end.counter, loops)
     if increment is None:
         return None
-    start = value_of(counter, loop.scope)
-    count = most - start if type(start) is int else most
+    start = value_of(end.counter, loop.scope)
+    count = end.most - start if type(start) is int else end.most
     if _is_of_steps(increment, loops):
-        return count, _Unit.STEPS
+        return _Limit(count=count, unit=_Unit.STEPS, expression=end.expression)
     around = [place for place, own in enumerate(loops) if increment in _inside(own.node.body)]
-    return _below(count, around[-1], loops)
+    return _below(count, around[-1], loops, end.expression)
 
 
-def _below(count: int, place: int, loops: list[_Loop]) -> tuple[int, _Unit] | None:
+def _below(count: int, place: int, loops: list[_Loop], expression: ast.expr) -> _Limit | None:
     """Return what a number of rounds of one loop means for the loops inside it; None if unknown.
 
     A round of the loop through the data is a batch, whatever loops are inside.
     """
     data = _data_place(loops)
-    if data is not None:
-        epochs = _rounds(loops[place + 1 : data])
-        if place >= data or epochs is None:
-            return (count, _Unit.PASSES) if place == data else None
-        return count * epochs, _Unit.EPOCHS
-    passes = _passes(loops[place:], outermost=count)
-    return None if passes is None else (passes, _Unit.PASSES)
+    if data is None:
+        return _passes(count, loops[place:], expression)
+    if place == data:
+        return _Limit(count=count, unit=_Unit.PASSES, expression=expression)
+    epochs = _rounds(loops[place + 1 : data]) if place < data else None
+    return None if epochs is None else _Limit(count=count * epochs, unit=_Unit.EPOCHS, expression=expression)
 
 
-def _passes(loops: list[_Loop], *, outermost: int | None) -> int | None:
-    """Return the batches of loops that fetch them; None if unknown.
+def _passes(count: int, loops: list[_Loop], expression: ast.expr) -> _Limit | None:
+    """Return the limit of loops that fetch batches themselves; None if unknown.
 
     Args:
+        count: rounds of the first loop.
         loops: nested ones; inner loops without a backward pass of their own share a batch.
-        outermost: the rounds of the first.
+        expression: what sets the count.
     """
-    visible = [loop for loop in loops[1:] if _calls_backward(loop.node.body)]
-    inner = _rounds(visible if _calls_backward(loops[0].node.body) else loops[1:])
-    return None if inner is None or outermost is None else outermost * inner
+    first, inner = loops[0].node.body, loops[1:]
+    if _calls("backward", first):
+        inner = [loop for loop in inner if _calls("backward", loop.node.body)]
+    rounds = _rounds(inner)
+    if rounds is None:
+        return None
+    steps_outside = _calls("step", first) and not any(_calls("step", loop.node.body) for loop in inner)
+    return _Limit(
+        count=count * rounds,
+        unit=_Unit.PASSES,
+        expression=expression,
+        micro_batches=rounds if steps_outside else 1,
+    )
 
 
-def _calls_backward(body: list[ast.stmt]) -> bool:
+def _calls(method: str, body: list[ast.stmt]) -> bool:
     calls = (node.func for node in _inside(body) if isinstance(node, ast.Call))
-    return any(isinstance(called, ast.Attribute) and called.attr == "backward" for called in calls)
+    return any(isinstance(called, ast.Attribute) and called.attr == method for called in calls)
 
 
 def _increment(counter: ast.expr, loops: list[_Loop]) -> ast.stmt | None:
