@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.plan import Plan
     from zerofit.core.rank_observation import RankObservation
+    from zerofit.core.run_length import RunLength
 
 _TAIL_BYTES = 64 * 1024
 """How much of a log's end is searched for the loss. ASSUMPTION: scripts log it more often."""
@@ -49,9 +50,11 @@ def pace(folder: Path, slowest: RankObservation | None, *, is_running: bool) -> 
         is_running: False for a run that has ended, which has no time left.
     """
     plan = _plan(folder)
-    num_steps = (slowest and slowest.num_steps) or _planned_steps(plan)
+    length = None if plan is None else run_length(plan, () if plan.capture is None else plan.capture.target)
+    num_steps = (slowest and slowest.num_steps) or _all_steps(length)
     s_per_step = slowest.s_per_step if slowest else None
     tokens = plan.estimate.tokens_per_step if plan is not None and plan.estimate is not None else 0
+    tokens *= 1 if length is None else length.micro_batches
     remaining_s = None
     if is_running and slowest and num_steps and s_per_step is not None:
         idle_s = min(s_per_step, max(0.0, time.time() - slowest.changed_at))
@@ -102,12 +105,11 @@ def _plan(folder: Path) -> Plan | None:
     return None
 
 
-def _planned_steps(plan: Plan | None) -> int | None:
+def _all_steps(length: RunLength | None) -> int | None:
     """Return the steps of a whole run, those of its first checkpoint included; None if unknown."""
-    if plan is None:
+    if length is None or length.num_steps is None:
         return None
-    length = run_length(plan, () if plan.capture is None else plan.capture.target)
-    return None if length.num_steps is None else length.num_steps + length.steps_done
+    return length.num_steps + length.steps_done
 
 
 def _iso(seconds: float) -> str:
