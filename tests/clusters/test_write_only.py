@@ -119,9 +119,11 @@ def test_a_dry_run_writes_nothing_and_says_what_does(same_folder: Path) -> None:
     words = ("--dry-run", *_KINDS["slurm"], "--gpus", "8xH100", *_MODEL, "loop.py", "8", "0")
     done = run_in_process(("submit", *words), cwd=same_folder)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        "zerofit: nothing was written: --write-only writes these files, for the command below"
+    said, command = done.stdout.splitlines()[-2:]
+    assert said == (
+        "# nothing was written: --write-only writes these files, and this command submits the job:"
     )
+    assert command.startswith("sbatch --parsable ")
     assert not (same_folder / "zerofit-runs").exists()
     both = run_in_process(("submit", "--write-only", *words), cwd=same_folder)
     assert both.returncode == 2

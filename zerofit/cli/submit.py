@@ -183,6 +183,9 @@ def submit(
         click.echo(run.job_id or run.command)
     else:
         show_files(run.files)
+        click.echo(
+            "# nothing was written: --write-only writes these files, and this command submits the job:"
+        )
         click.echo(run.command)
     return 0
 

@@ -253,7 +253,6 @@ def submit(
         wall_time_s=flags.wall_time_s or resources.wall_time_s,
     )
     if dry_run:
-        observer.say("nothing was written: --write-only writes these files, for the command below")
         return run
     if write_only:
         return _write_job(run, folder, observer)
