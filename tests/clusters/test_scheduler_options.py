@@ -129,6 +129,31 @@ def test_sbatch_may_be_asked_for_more_than_the_plan_needs(option: str) -> None:
     assert parse_sbatch_options([option], resources=_NEEDED) == {name: value}
 
 
+@pytest.mark.parametrize(
+    ("flag", "fix"),
+    [
+        ("--qos", "pass it to the scheduler: --scheduler-option qos=VALUE"),
+        ("--exclude", "pass it to the scheduler: --scheduler-option exclude=VALUE"),
+        ("--hold", "pass it to the scheduler: --scheduler-option hold"),
+        ("--array", "leave it out; with --write-only you submit the job yourself, as you like"),
+        ("--output", "leave it out: `zerofit runs logs` prints the output, which is in the run folder"),
+        ("--annotation", "pass it to Kubernetes: --scheduler-option annotations.KEY=TEXT"),
+        ("--labels", "pass it to Kubernetes: --scheduler-option labels.KEY=TEXT"),
+        ("--zero-stagee", "did you mean --zero-stage?"),
+    ],
+)
+def test_a_flag_of_a_scheduler_is_answered_with_the_option(tmp_path: Path, flag: str, fix: str) -> None:
+    done = run_in_process(("submit", "--on", "slurm", flag, "x", "train.py"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"  fix:   {fix}"
+
+
+def test_a_verb_of_runs_is_found_without_runs(tmp_path: Path) -> None:
+    for verb in ("status", "logs", "cancel", "prune"):
+        done = run_in_process((verb,), cwd=tmp_path)
+        assert done.stderr.splitlines()[-1] == f"  fix:   did you mean zerofit runs {verb}?"
+
+
 def test_an_option_is_given_once() -> None:
     with pytest.raises(UserError, match="can't be passed on"):
         parse_sbatch_options(["qos=high", "--qos=low"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import nearest
 from zerofit.core.units import GIB, MIB
 from zerofit.launching.clusters.scheduler_options import (
+    FLAG,
     SchedulerOption,
     check_not_own,
     parse_options,
@@ -129,6 +130,19 @@ def parse_sbatch_options(
             _check_sizes(option, resources)
         found[name] = option.value
     return found
+
+
+def fix_of_flag(flag: str) -> str | None:
+    """Return how `zerofit submit` takes a flag of sbatch, or of a pod; None if it is neither."""
+    name = flag.lstrip("-")
+    if name in _OWN:
+        return _OWN[name]
+    if name in _KNOWN:
+        value = "" if name in _NO_VALUE else "=VALUE"
+        return f"pass it to the scheduler: {FLAG} {name}{value}"
+    if name.rstrip("s") in ("annotation", "label"):
+        return f"pass it to Kubernetes: {FLAG} {name.rstrip('s')}s.KEY=TEXT"
+    return None
 
 
 def unknown_to_sbatch(options: Iterable[str]) -> list[str]:
