@@ -57,7 +57,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(s
     document = json.loads(
         _submit(same_folder, "--json", "--on", "slurm", *words, "loop.py", "8", "0", **secrets).check().stdout
     )
-    assert (document["job_id"], list(document)) == (None, ["job_id", "folder", "command", "files"])
+    assert (document["job_id"], document["is_written"]) == (None, False)
     (job,) = document["files"]
     assert document["command"] == f"sbatch --parsable {job}"
     assert Path(job).parent == Path(document["folder"])
@@ -97,8 +97,8 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%, 26 ms ±50% a step",
         "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
         "zerofit: the job may get any type of GPU: --constraint names the one that the plan is for",
-        "zerofit: the number of steps or their time is unknown, and the cluster's default limit applies: "
-        "--time sets one",
+        "zerofit: the number of steps is unknown: the script was not run here, and none of its arguments "
+        "sets it; the cluster's default limit applies, and --time sets one",
     ]
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
+
+from zerofit.cli.main import zerofit
 
 ROOT = Path(__file__).parents[2]
 BIN = ".environment/bin"
@@ -129,3 +133,18 @@ def python_script(command: Command) -> tuple[str, tuple[str, ...]] | None:
     if not words or Path(words[0]).name not in ("python", "python3") or not words[1].endswith(".py"):
         return None
     return words[1], words[2:]
+
+
+def parse_zerofit(words: Sequence[str]) -> None:
+    """Parse the arguments of zerofit as it does, and start nothing.
+
+    Raises:
+        click.UsageError: there is no such verb or flag.
+    """
+    group: click.Command = zerofit
+    context, rest = click.Context(zerofit), list(words)
+    while isinstance(group, click.Group):
+        name, found, rest = group.resolve_command(context, rest)
+        assert found is not None
+        group = found
+    group.make_context(name, rest, parent=context)

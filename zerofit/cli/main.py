@@ -230,14 +230,17 @@ def _unknown_flag(error: click.NoSuchOption, command: str, help_line: str) -> Us
         why="flags before the script belong to zerofit; those after it go to the script"
         if takes_script
         else f"{command} --help does not list it",
-        fix=_FOREIGN_FLAGS.get(error.option_name) or (f"did you mean {near}?" if near else help_line),
+        fix=_FOREIGN_FLAGS.get(error.option_name)
+        or (_fix_of_scheduler(error.option_name) if "--scheduler-option" in flags else None)
+        or (f"did you mean {near}?" if near else help_line),
     )
 
 
 def _unknown_verb(error: click.exceptions.NoSuchCommand, help_line: str) -> UserError:
     group = error.ctx.command if error.ctx else None
     verbs = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx else []
-    near = nearest(error.command_name, verbs)
+    within = [f"{name} {error.command_name}" for name in verbs if _has_verb(error, name)]
+    near = within[0] if within else nearest(error.command_name, verbs)  # "status", which `zerofit runs` has
     path = error.ctx.command_path if error.ctx else "zerofit"
     if error.command_name.endswith(".py"):
         near = f"launch {error.command_name}"
@@ -248,3 +251,18 @@ def _unknown_verb(error: click.exceptions.NoSuchCommand, help_line: str) -> User
         why=f"the verbs are {', '.join(verbs)}",
         fix=f"did you mean {path} {near}?" if near else help_line,
     )
+
+
+def _fix_of_scheduler(flag: str) -> str | None:
+    """Return how `zerofit submit` passes on a flag of a scheduler; None if it is none."""
+    from zerofit.launching.clusters.sbatch_options import fix_of_flag
+
+    return fix_of_flag(flag)
+
+
+def _has_verb(error: click.exceptions.NoSuchCommand, name: str) -> bool:
+    """Return True if a verb is a group that has the unknown one."""
+    assert error.ctx is not None
+    assert isinstance(error.ctx.command, click.Group)
+    group = error.ctx.command.get_command(error.ctx, name)
+    return isinstance(group, click.Group) and error.command_name in group.list_commands(error.ctx)

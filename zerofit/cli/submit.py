@@ -24,7 +24,7 @@ from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.launching.clusters.job import ClusterFlags
-from zerofit.launching.clusters.submit import ClusterEngine
+from zerofit.launching.clusters.submit import ClusterEngine, SubmittedRun
 from zerofit.launching.clusters.submit import submit as submit_script
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
@@ -54,7 +54,17 @@ _WALL_TIME = Parsed(
     cls=GroupedVerb,
     context_settings={**CONTEXT, "allow_interspersed_args": False},
     groups={
-        "Cluster": ("on", "partition", "account", "wall_time_s", "image", "namespace", "volume", "env"),
+        "Cluster": (
+            "on",
+            "partition",
+            "account",
+            "wall_time_s",
+            "image",
+            "namespace",
+            "volume",
+            "env",
+            "options",
+        ),
         "Machine": ("num_nodes", "gpus", "on_cpu"),
     },
 )
@@ -116,6 +126,14 @@ _WALL_TIME = Parsed(
     "--job-set", is_flag=True, help="On Kubernetes a JobSet, for clusters without Kubeflow Trainer."
 )
 @click.option("--env", metavar="NAME", multiple=True, help="Another variable for the job, such as HF_TOKEN.")
+@click.option(
+    "--scheduler-option",
+    "options",
+    metavar="NAME=X",
+    multiple=True,
+    help="Option of the scheduler, as in qos=high; repeatable.",
+)
+@click.option("--write-only", is_flag=True, help="Write the run folder with the job, and submit nothing.")
 @model_options
 @field_options
 @num_processes_option
@@ -128,6 +146,7 @@ def submit(
     script_args: tuple[str, ...],
     module: bool,
     dry_run: bool,
+    write_only: bool,
     is_checked: bool,
     console: Console,
     job_set: bool,
@@ -143,6 +162,8 @@ def submit(
     check_script_flags(script, script_args)
     if flags["on"] is None:  # which may stand behind the script
         raise click.MissingParameter(param_hint="'--on'", param_type="option")
+    if dry_run and write_only:
+        raise click.UsageError("--dry-run writes nothing, and --write-only the run folder: leave one out")
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
     run = submit_script(
         script,
@@ -150,18 +171,33 @@ def submit(
         module=module,
         is_checked=is_checked,
         dry_run=dry_run,
+        write_only=write_only,
         observer=console,
         cluster=ClusterFlags(**cluster, has_trainer=not job_set),
         ranks_per_node=resolve_line_flags(flags),
         **settings_from(flags),
     )
     if as_json:
-        files = {str(path): text for path, text in run.files.items() if path.suffix != ".json"}
-        document = {"job_id": run.job_id, "folder": str(run.folder), "command": run.command, "files": files}
-        click.echo(json.dumps(document, indent=2))
-    elif run.job_id is None:
-        show_files(run.files)
-        click.echo(run.command)
+        click.echo(json.dumps(_document(run), indent=2))
+    elif run.is_written:
+        click.echo(run.job_id or run.command)
     else:
-        click.echo(run.job_id)
+        show_files(run.files)
+        click.echo(
+            "# nothing was written: --write-only writes these files, and this command submits the job:"
+        )
+        click.echo(run.command)
     return 0
+
+
+def _document(run: SubmittedRun) -> dict[str, Any]:
+    """Return what `zerofit submit --json` prints."""
+    return {
+        "job_id": run.job_id,
+        "folder": str(run.folder),
+        "is_written": run.is_written,
+        "command": run.command,
+        "wall_time_s": run.wall_time_s,
+        "time": run.time.as_json(),
+        "files": {str(path): text for path, text in run.files.items() if path.suffix != ".json"},
+    }

@@ -169,6 +169,24 @@ class CapturedLoader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedLoop:
+    """The length of the script's own training loop, read from its source, with values of one process."""
+
+    where: str
+    """File and line of the loop: "train.py:40"."""
+    num_epochs: int | None
+    """Passes through the data; None if the loop has no such number."""
+    max_steps: int | None
+    """Optimizer steps after which it ends; None if it has no such limit."""
+    max_steps_follow_data: bool = False
+    """True if the source computes max_steps from the length of the data, which ranks share."""
+    epochs_follow_steps: bool = False
+    """True if the source computes num_epochs from max_steps."""
+    micro_batches: int = 1
+    """Batches of each of max_steps, where an inner loop makes them and the capture takes each for a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """A script and its arguments, as observed where its training would begin.
 
@@ -186,6 +204,10 @@ class Capture:
     schedulers: tuple[CapturedScheduler, ...]
     loader: CapturedLoader | None
     """None if no DataLoader was observed."""
+    loop: CapturedLoop | None = None
+    """ACCELERATE: None if the source does not show how long it trains."""
+    steps_done: int = 0
+    """TRAINER: optimizer steps of the checkpoint that it resumes from."""
     batches: tuple[CapturedBatch, ...]
     """The first few; the first is the input of the first forward pass."""
     lengths: CapturedLengths | None

@@ -71,6 +71,10 @@ class RankObservation:
     """Time of the last progress: a phase or a batch began or ended. Seconds since 1970."""
     longest_phase_s: float
     """Longest time without progress so far, in the phases of a step."""
+    first_step: int = 0
+    """The first step that ended in this process; 0 if none has."""
+    first_step_at: float = 0.0
+    """When it ended, in seconds since 1970."""
     dump_signal: int
     """Signal on which the rank writes its stacks; 0 while it can't."""
     dump_descriptor: int
@@ -84,9 +88,18 @@ class RankObservation:
     peaks: dict[Phase, PhasePeak]
     """GPU memory by phase; empty without a GPU."""
 
+    @property
+    def s_per_step(self) -> float | None:
+        """Seconds a step since the first, with evaluation and saving; None before the second step."""
+        num_steps = self.step - self.first_step
+        if not self.first_step or num_steps < 1 or self.changed_at <= self.first_step_at:
+            return None
+        return (self.changed_at - self.first_step_at) / num_steps
 
-_HEAD = struct.Struct("<QqqqqddqqqqQ")
-"""A sequence number, the fields up to `checkpoint_step` (the phase by its index), and the number again."""
+
+_HEAD = struct.Struct("<QqqqqdddqqqqqQ")
+"""A sequence number, the fields up to `checkpoint_step` (the phase by its index), and the number again;
+`first_step_at` is after the other times, `first_step` after the other numbers."""
 _PEAKS = struct.Struct(f"<{2 * len(_PHASES)}q")
 """Allocated and reserved bytes of each phase; -1 if unset."""
 _PATH = struct.Struct("<H1022s")
@@ -108,13 +121,14 @@ class LiveFile:
         self._sequence = 0
         self._file.write_at(_HEAD.size, _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b""))
 
-    def write(self, phase: Phase, numbers: tuple[int, ...], times: tuple[float, float]) -> None:
+    def write(self, phase: Phase, numbers: tuple[int, ...], times: tuple[float, float, float]) -> None:
         """Write the rank's state.
 
         Args:
             phase: its phase.
-            numbers: pid, step, num_steps, dump_signal, dump_descriptor, host_bytes, checkpoint_step.
-            times: changed_at, longest_phase_s.
+            numbers: pid, step, num_steps, dump_signal, dump_descriptor, host_bytes, checkpoint_step,
+                first_step.
+            times: changed_at, longest_phase_s, first_step_at.
         """
         self._sequence += 1
         pid, step, num_steps, *rest = numbers
@@ -142,8 +156,8 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
     """Return a rank's last written state; None if there is none that can be read."""
     try:
         data = live_file(folder, rank).read_bytes()
-        first, pid, place, step, num_steps, at, longest, *rest, last = _HEAD.unpack_from(data)
-        number, descriptor, host, saved = rest
+        first, pid, place, step, num_steps, at, longest, first_at, *rest, last = _HEAD.unpack_from(data)
+        number, descriptor, host, saved, first_step = rest
         peaks = _PEAKS.unpack_from(data, _HEAD.size)
         length, path = _PATH.unpack_from(data, _PATH_AT)
         phase = _PHASES[place]
@@ -158,6 +172,8 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
         num_steps=num_steps,
         changed_at=at,
         longest_phase_s=longest,
+        first_step=first_step,
+        first_step_at=first_at,
         dump_signal=number,
         dump_descriptor=descriptor,
         host_bytes=host,

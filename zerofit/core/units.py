@@ -1,4 +1,4 @@
-"""Sizes: integer bytes inside, GiB and GB only in input and output."""
+"""Sizes: integer bytes inside, GiB and GB only in input and output; durations as displayed."""
 
 from __future__ import annotations
 
@@ -74,3 +74,12 @@ def percent(share: float) -> str:
     if value < 0.01:
         return "<0.01%"
     return f"{value:.2f}%" if value < 1 else f"{value:.1f}%"
+
+
+def format_duration(duration_s: float) -> str:
+    """Return a time in its two largest units: "2 h 5 min", "3 min 20 s"."""
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -19,7 +19,7 @@ import psutil
 
 from zerofit.core.own_file import identity_of
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
-from zerofit.core.units import format_bytes
+from zerofit.core.units import format_bytes, format_duration
 from zerofit.launching.diagnose import Hang, describe
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def progress_line(
     first = ranks[0]
     words = [f"step {first.step}" + (f" of {first.num_steps}" if first.num_steps else "")]
     if first.num_steps and s_per_step is not None:
-        words.append(f"{_duration((first.num_steps - first.step) * s_per_step)} left")
+        words.append(f"{format_duration((first.num_steps - first.step) * s_per_step)} left")
     peaks = [peak.allocated_bytes for rank in ranks for peak in rank.peaks.values()]
     if peaks:
         predicted = f" ({format_bytes(predicted_bytes)} predicted)" if predicted_bytes else ""
@@ -306,18 +306,10 @@ def progress_line(
 
 def closing_line(ranks: Sequence[RankObservation], duration_s: float, predicted_bytes: int | None) -> str:
     """Return time, steps and peak memory of a successful run in one line; only its time if not observed."""
-    words = f"ended well after {_duration(duration_s)}"
+    words = f"ended well after {format_duration(duration_s)}"
     if ranks and not ranks[0].step:
         return f"{words}; no optimizer step was seen"
     return f"{words}, {progress_line(ranks, None, predicted_bytes)}" if ranks else words
-
-
-def _duration(duration_s: float) -> str:
-    minutes, seconds = divmod(round(duration_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _is_stopped(pid: int) -> bool:

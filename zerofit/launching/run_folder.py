@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,12 @@ def newest_checkpoint(*folders: Path) -> SavedCheckpoint | None:
 def note_launcher(folder: RunFolder) -> None:
     """Record that this process runs a run."""
     process = psutil.Process()
-    document = {"host": os.uname().nodename, "pid": process.pid, "started_at": process.create_time()}
+    document = {
+        "host": os.uname().nodename,
+        "pid": process.pid,
+        "started_at": process.create_time(),  # of the process, which may be a notebook's
+        "noted_at": time.time(),
+    }
     write_file(folder.launcher, json.dumps(document, indent=2) + "\n")
 
 

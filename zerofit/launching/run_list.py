@@ -16,10 +16,9 @@ import psutil
 
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
-from zerofit.launching.clusters.job import STOP_FILE
-from zerofit.launching.clusters.submit import SUBMITTED_FILE
+from zerofit.launching.clusters.job import STOP_FILE, SUBMITTED_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
-from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers
+from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers, typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ _WRITTEN = (
     "logs",
     "job.*",
     "submitted.json",
+    "submit.sh",
     "slurm-*.out",
     "launcher*.json",
     STOP_FILE,
@@ -63,6 +63,8 @@ class ListedRun:
     """True if it is, or may be, running."""
     is_unknown: bool
     """True if no launcher is recorded, so that it can only be running on another machine."""
+    is_only_written: bool
+    """True for a job of `zerofit submit --write-only` that has not started."""
     user_files: tuple[str, ...]
     """Files and folders in it that zerofit did not write: checkpoints, results."""
 
@@ -81,6 +83,8 @@ class ListedRun:
         """The run's state in a word or two."""
         if self.is_running:
             return "unknown" if self.is_unknown else "running"
+        if self.is_only_written:
+            return "written"
         return "no record" if self.exit_code is None else f"exit {self.exit_code}"
 
 
@@ -120,8 +124,16 @@ def _listed_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> Li
         exit_code=exit_code if isinstance(exit_code, int) else None,
         is_running=is_used or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
         is_unknown=not (is_used or (folder / SUBMITTED_FILE).exists() or launchers(folder)),
+        is_only_written=_is_only_written(folder),
         user_files=tuple(sorted(_user_files(folder))),
     )
+
+
+def _is_only_written(folder: Path) -> bool:
+    try:
+        return followed_run(folder).is_only_written
+    except UserError:
+        return False
 
 
 def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
@@ -129,6 +141,8 @@ def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
         run = followed_run(folder)
     except UserError:
         return True
+    if run.is_only_written:
+        return False
     if record and record.get("kind") not in (GOES_ON_AFTER if run.engine else ()):
         return False
     if run.engine is None:
@@ -193,7 +207,9 @@ def runs_to_prune(
 
 def _why_kept(run: ListedRun, *, keep_failed: bool) -> str | None:
     if run.is_running:
-        return "it runs, or may run elsewhere; `zerofit runs cancel` ends it"
+        return f"it runs, or may run elsewhere; `zerofit runs cancel {typed_name(run.folder)}` ends it"
+    if run.is_only_written:
+        return "it was only written, and may still be submitted or wait in a queue"
     if run.user_files:
         return f"it contains {', '.join(run.user_files)}"
     if keep_failed and run.exit_code != 0:

@@ -17,7 +17,9 @@ import psutil
 
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
-from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
+from zerofit.launching.clusters.job import JOB_FILE, SUBMITTED_FILE
+from zerofit.launching.clusters.pace import last_loss, pace, pace_words, started_at
+from zerofit.launching.clusters.submit import ENGINES, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
 from zerofit.launching.run_folder import (
     TRIALS_PREFIXES,
@@ -53,6 +55,18 @@ class FollowedRun:
         return [path for path in attempts(self.folder) if path == self.folder or (path / "ranks").exists()][
             -1
         ]
+
+    @property
+    def is_only_written(self) -> bool:
+        """True for a job of `zerofit submit --write-only` that has not started."""
+        has_job = (self.folder / JOB_FILE).exists() and self.engine is None
+        return has_job and not ((self.folder / "ranks").exists() or launchers(self.folder))
+
+    @property
+    def scheduler(self) -> ClusterEngine | None:
+        """The scheduler that it was submitted to, or written for; None on this machine."""
+        written_for = document_in(self.folder / JOB_FILE).get("engine")
+        return self.engine or next((engine for engine in ClusterEngine if engine == written_for), None)
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -134,31 +148,44 @@ def followed_run(folder: Path) -> FollowedRun:
 def run_status(run: FollowedRun) -> dict[str, Any]:
     """Return the status of a run, as `zerofit runs status --json` prints it; None where it is unknown.
 
+    Times are ISO 8601 with their zone.
+
     Raises:
         UserError: its scheduler can't be queried.
     """
     record, ranks = run.record, _ranks(run)
     state = run.scheduler_state()
     slowest = min(ranks.values(), key=lambda rank: rank.step, default=None)
-    has_ended, end = _is_over(run, state), None
+    has_ended, end, cause = _is_over(run, state), None, record and record["cause"]
     if record is not None:
         end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
+    elif run.is_only_written:
+        shows = "it has not started"
+        if run.scheduler in (ClusterEngine.KUBERNETES, ClusterEngine.SKYPILOT):  # its records are elsewhere
+            shows = f"{ENGINES[run.scheduler].CLIENT} tells if it runs"
+        end = f"written with --write-only; {shows}"
     elif has_ended:
         gone = "its launcher left no record" if run.engine is None else f"its job is {state}"
-        end = (run.engine is None and was_killed(run.folder)) or f"unknown: {gone}"
+        end = cause = (run.engine is None and was_killed(run.folder)) or f"unknown: {gone}"
     return {
         "folder": str(run.folder),
-        "scheduler": run.engine and run.engine.value,
+        "scheduler": run.scheduler and run.scheduler.value,
         "job_id": run.job_id or None,
         "scheduler_state": state,
-        "num_starts": 1 + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
+        "submitted_at": document_in(run.folder / SUBMITTED_FILE).get("submitted_at"),
+        "started_at": started_at(run.folder),
+        "ended_at": record and record["ended_at"],
+        "num_starts": (not run.is_only_written) + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
         "num_ranks": len(ranks),
         "step": slowest and slowest.step,
-        "num_steps": (slowest and slowest.num_steps) or None,
+        **pace(run.folder, slowest, is_running=not has_ended),
+        "loss": last_loss(run.attempt / "logs" / "rank0.log"),
         "doing": describe(slowest) if slowest and slowest.phase is not Phase.ENDED else None,
         "checkpoint": next((rank.checkpoint for rank in ranks.values() if rank.checkpoint), None),
         "is_running": not has_ended,
         "exit_code": record and record["exit_code"],
+        "cause": cause,
+        "kind": record and record.get("kind"),
         "end": end,
     }
 
@@ -176,6 +203,8 @@ def status_lines(run: FollowedRun) -> list[str]:
         of = f" of {status['num_steps']}" if status["num_steps"] else ""
         doing = f", {status['doing']}" if status["doing"] else ""
         lines.append(f"ranks:  {status['num_ranks']}, step {status['step']}{of}{doing}")
+        if words := pace_words(status):
+            lines.append(f"pace:   {words}")
         if status["checkpoint"]:
             lines.append(f"saved:  {status['checkpoint']}")
     if status["end"] or run.engine is None:

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
 
 JOB_FILE = "job.json"
+SUBMITTED_FILE = "submitted.json"
 STOP_FILE = "stop"
 """Created in the run folder when the scheduler is about to reclaim the nodes."""
 NODE_MODULE = "zerofit.launching.clusters.node"
 """The program that runs once per node."""
 CLIENT_LIMIT_S = 60.0
 """Time limit for a scheduler's client. ASSUMPTION."""
-_STARTUP_S = 1800
-"""ASSUMPTION: half an hour is enough for start, data and checkpoints."""
 _MAX_SOURCES = 2000
 """Maximum number of Python files beside a script in its digest."""
 _SHM_SHARE = 0.5
@@ -119,6 +119,9 @@ class ClusterFlags:
     """KUBERNETES: True to use Kubeflow Trainer; else a JobSet is created."""
     env: tuple[str, ...] = ()
     """Names of further environment variables to pass to the job."""
+    options: tuple[str, ...] = ()
+    """The scheduler's own: "qos=high" on SLURM; "tolerations=[...]" or "annotations.KEY=TEXT" on KUBERNETES;
+    "resources.use_spot=true" on SKYPILOT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,8 @@ class Submission:
     """The GPUs of a node as the user gave them: "8xH100"; None if a plan was given."""
     python: str
     """The interpreter on the nodes."""
+    comments: tuple[str, ...] = ()
+    """Lines for the head of the job's file: the derivation of its time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +156,8 @@ class Rendered:
     """Client commands that check in advance whether it can run; they submit nothing."""
     limit_s: float = CLIENT_LIMIT_S
     """Time limit of submitting."""
+    warnings: tuple[str, ...] = ()
+    """For the user, one sentence each."""
 
 
 def job_name(run: str) -> str:
@@ -158,21 +165,18 @@ def job_name(run: str) -> str:
     return f"zf-{re.sub('[^a-z0-9]+', '-', run.lower())}".strip("-")
 
 
-def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resources:
+def resources_of(plan: Plan, *, wall_time_s: int | None, on_cpu: bool) -> Resources:
     """Return the resources that a plan needs.
 
     Args:
-        on_cpu: True for a test without GPUs, whose time is not predicted.
-        num_steps: optimizer steps of the run; None if unknown.
+        plan: of the run.
+        wall_time_s: the run's predicted time; None if unknown.
+        on_cpu: True for a test without GPUs.
     """
     topology, machine, estimate = plan.topology, plan.machine, plan.estimate
-    step = None if estimate is None else estimate.step_time
     memory = machine.host_memory_available_bytes
     if estimate is not None:
         memory = math.ceil(estimate.host.peak_bytes * (1 + estimate.host.uncertainty))
-    wall_time_s = None
-    if num_steps is not None and step is not None and not on_cpu:
-        wall_time_s = math.ceil(num_steps * step.seconds * (1 + step.uncertainty)) + _STARTUP_S
     return Resources(
         num_nodes=topology.num_nodes,
         gpus_per_node=0 if on_cpu else topology.ranks_per_node,
@@ -196,17 +200,6 @@ def _offloaded_bytes(plan: Plan) -> int:
     return 14 * plan.estimate.num_trained // plan.topology.num_nodes
 
 
-def num_steps_of(plan: Plan) -> int | None:
-    """Return the optimizer steps of the captured training; None if unknown."""
-    capture = plan.capture
-    if capture is None:
-        return None
-    said = capture.trainer_arguments.get("max_steps") or 0
-    if said > 0:
-        return int(said)
-    return max((scheduler.num_steps for scheduler in capture.schedulers if scheduler.num_steps), default=None)
-
-
 def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
     """Return shell lines that run the launchers to their end, and make them save on a signal.
 
@@ -227,6 +220,17 @@ def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
 def job_to_json(job: Job) -> str:
     """Return a job as the text of its file."""
     return json.dumps(dataclasses.asdict(job), indent=2) + "\n"
+
+
+def submitted_to_json(*, engine: str, job_id: str, namespace: str | None = None) -> str:
+    """Return the text of SUBMITTED_FILE for a job that was submitted now."""
+    document = {
+        "engine": engine,
+        "job_id": job_id,
+        "namespace": namespace,
+        "submitted_at": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    return json.dumps(document, indent=2) + "\n"
 
 
 def job_from_json(text: str, *, name: str) -> Job:

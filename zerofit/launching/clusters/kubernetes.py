@@ -22,6 +22,8 @@ from zerofit.launching.clusters.job import (
     launcher_lines,
     yaml_text,
 )
+from zerofit.launching.clusters.kubernetes_options import kubernetes_options
+from zerofit.launching.clusters.scheduler_options import refused
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ NO_SUCH_JOB = "(NotFound)"
 JOB_MOUNT = "/zerofit/job"
 _RUN_MOUNT = "/zerofit/run"
 _PORT = 29500
+_SCRATCH = "ephemeral-storage"
+_UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_QUANTITY = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
+"""https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/"""
 _CONTAINER = "node"
 """Name of the replicated job and its container; Kubeflow's runtime torch-distributed uses it for both,
 too."""
@@ -67,6 +73,7 @@ def render(submission: Submission) -> Rendered:
     make = _train_job if submission.flags.has_trainer else _job_set
     path, config_map = submission.folder / "job.yaml", submission.folder / "job.config-map.json"
     head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
+    head += "".join(f"# {line}\n" for line in submission.comments)
     command = (
         "kubectl",
         *_namespace(submission.flags.namespace),
@@ -101,6 +108,7 @@ def check(flags: ClusterFlags) -> None:
     check_image(flags.image)
     _node_selector(flags)
     _volume(flags)
+    kubernetes_options(flags)
 
 
 def _namespace(namespace: str | None) -> tuple[str, ...]:
@@ -116,22 +124,26 @@ def _config_map(submission: Submission, name: str) -> dict[str, Any]:
             "the plan is too large for a ConfigMap",
             found=f"{format_bytes(size)}",
             why=f"the limit of Kubernetes is {format_bytes(_LARGEST_CONFIG_MAP)}",
-            fix="pass a plan without a capture: `zerofit plan --model ... --output FILE`, then --plan FILE",
+            fix="plan without a capture: --model NAME --seq-len N --global-batch-size N",
         )
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 def _train_job(submission: Submission, name: str) -> dict[str, Any]:
     resources, flags = submission.resources, submission.flags
+    own = kubernetes_options(flags)
     pod = {
         **_node_selector(flags),
+        **own.pod,
         "terminationGracePeriodSeconds": flags.save_time_s,
         "volumes": _volumes(submission, name),
         "containers": [{"name": _CONTAINER, "volumeMounts": _mounts(submission)}],
     }
-    patch = {"name": _CONTAINER, "template": {"spec": {"template": {"spec": pod}}}}
+    template = {**own.pod_metadata, "spec": pod}
+    patch = {"name": _CONTAINER, "template": {"spec": {"template": template}}}
     spec = {
-        "runtimeRef": {"name": _RUNTIME},
+        **own.job,
+        "runtimeRef": {"name": own.runtime or _RUNTIME},
         "trainer": {
             "image": flags.image,
             "numNodes": resources.num_nodes,
@@ -154,13 +166,14 @@ def _train_job(submission: Submission, name: str) -> dict[str, Any]:
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": {"name": name},
+        "metadata": {"name": name, **own.metadata},
         "spec": spec,
     }
 
 
 def _job_set(submission: Submission, name: str) -> dict[str, Any]:
     resources, flags = submission.resources, submission.flags
+    own = kubernetes_options(flags)
     container = {
         "name": _CONTAINER,
         "image": flags.image,
@@ -190,13 +203,15 @@ def _job_set(submission: Submission, name: str) -> dict[str, Any]:
             ]
         },
         "template": {
+            **own.pod_metadata,
             "spec": {
                 "restartPolicy": "Never",
                 **_node_selector(flags),
+                **own.pod,
                 "terminationGracePeriodSeconds": flags.save_time_s,
                 "containers": [container],
                 "volumes": _volumes(submission, name),
-            }
+            },
         },
     }
     if (limit_s := flags.wall_time_s or resources.wall_time_s) is not None:
@@ -205,8 +220,9 @@ def _job_set(submission: Submission, name: str) -> dict[str, Any]:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name},
+        "metadata": {"name": name, **own.metadata},
         "spec": {
+            **own.job,
             "failurePolicy": {"maxRestarts": flags.max_requeues, "rules": [fails]},
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
             "replicatedJobs": [{"name": _CONTAINER, "replicas": 1, "template": {"spec": job}}],
@@ -248,14 +264,28 @@ def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
     return {"nodeSelector": labels} if labels else {}
 
 
+def _bytes_of(quantity: str) -> float | None:
+    """Return the bytes of a quantity such as "64Gi"; None if it is none."""
+    match = _QUANTITY.fullmatch(quantity)
+    return float(match[1]) * _UNITS[match[2]] if match else None
+
+
 def _resources(submission: Submission) -> dict[str, Any]:
     resources = submission.resources
     memory = {"memory": f"{math.ceil(resources.memory_bytes / GIB)}Gi"}
     requests = {"cpu": str(resources.cores_per_node), **memory}
     if resources.scratch_bytes:
-        requests["ephemeral-storage"] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
-    gpus = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
-    return {"requests": {**requests, **gpus}, "limits": {**memory, **gpus}}
+        requests[_SCRATCH] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
+    more = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
+    own = kubernetes_options(submission.flags).resources
+    for name in {*own} & {"memory", _SCRATCH} & {*requests}:
+        if (_bytes_of(own[name]) or 0) < (_bytes_of(requests[name]) or 0):
+            raise refused(
+                f"resources.{name}={own[name]}",
+                why=f"the plan needs {requests[name]} on each node",
+                fix=f"ask for at least resources.{name}={requests[name]}, or leave it out",
+            )
+    return {"requests": {**requests, **more, **own}, "limits": {**memory, **more, **own}}
 
 
 def _volumes(submission: Submission, name: str) -> list[dict[str, Any]]:

@@ -19,7 +19,15 @@ from zerofit.core.errors import UserError, bad_value
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json
 from zerofit.launching.clusters.heartbeat import Heartbeat
-from zerofit.launching.clusters.job import JOB_FILE, STOP_FILE, Job, check_no_deepspeed_env, job_from_json
+from zerofit.launching.clusters.job import (
+    JOB_FILE,
+    STOP_FILE,
+    SUBMITTED_FILE,
+    Job,
+    check_no_deepspeed_env,
+    job_from_json,
+    submitted_to_json,
+)
 from zerofit.launching.clusters.meeting import Meeting, NodePlace, met, name_of
 from zerofit.launching.clusters.preflight import (
     check_all_reduce,
@@ -30,7 +38,14 @@ from zerofit.launching.clusters.preflight import (
     warnings_of,
 )
 from zerofit.launching.diagnose import EXIT_STOPPED, GOES_ON_AFTER, RunEnd
-from zerofit.launching.run_folder import RunFolder, attempts, fill_run_folder, newest_checkpoint
+from zerofit.launching.run_folder import (
+    RunFolder,
+    attempts,
+    document_in,
+    fill_run_folder,
+    newest_checkpoint,
+    write_file,
+)
 from zerofit.launching.start import PlannedLaunch, launch_files, start
 from zerofit.machine.port import free_port
 from zerofit.planning.sources.nodes import is_host
@@ -63,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
         if job.work_dir is not None:
             os.chdir(job.work_dir)
         check_no_deepspeed_env(Path.cwd(), Path.home())
+        if flags.node == 0:
+            _note_slurm_job(job, os.environ.get("SLURM_JOB_ID", ""))
         place = NodePlace(
             node=flags.node,
             num_nodes=job.num_nodes,
@@ -89,6 +106,13 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--address", default="127.0.0.1", help="name or address of node 0")
     parser.add_argument("--port", type=int, default=29500, help="port on node 0 at which the nodes meet")
     return parser.parse_args(arguments)
+
+
+def _note_slurm_job(job: Job, job_id: str) -> None:
+    """Record the job of a run that was written and submitted by hand, so that `zerofit runs` finds it."""
+    file = Path(job.run_folder, SUBMITTED_FILE)
+    if job.engine == "slurm" and job_id.isdecimal() and document_in(file).get("job_id") != job_id:
+        write_file(file, submitted_to_json(engine=job.engine, job_id=job_id))
 
 
 def _checked_host(host: str) -> str:

@@ -20,6 +20,15 @@ from zerofit.launching.clusters.job import (
     launcher_lines,
     yaml_text,
 )
+from zerofit.launching.clusters.scheduler_options import (
+    FLAG,
+    SchedulerOption,
+    check_not_own,
+    parse_options,
+    refused,
+    unknown_option,
+    yaml_value,
+)
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -39,6 +48,52 @@ _SUBMIT_LIMIT_S = 900.0
 _JOB_MOUNT = "~/zerofit-job"
 _PORT = 29500
 _SPEC = re.compile(r"(\d+)x(.+)")
+_LEAVE = "leave it out: the run needs the one that zerofit writes"
+_OWN = {
+    **dict.fromkeys(("name", "run", "file_mounts"), _LEAVE),
+    "num_nodes": "use --nodes",
+    "workdir": "run zerofit submit in that folder",
+    **dict.fromkeys(("envs", "secrets"), "name variables with --env"),
+    "resources": "name its fields: resources.use_spot=true",
+    "resources.accelerators": "use --gpus",
+    "resources.cpus": "use --cpu-cores",
+    "resources.image_id": "use --image",
+    "resources.job_recovery": "use --max-requeues, or resources.job_recovery.strategy",
+    "resources.job_recovery.max_restarts_on_errors": "use --max-requeues",
+    "resources.job_recovery.recover_on_exit_codes": "use --max-requeues",
+}
+"""Keys that zerofit sets, and what to do instead."""
+_MIXED = {"resources", "resources.job_recovery"}
+"""Sections of which zerofit sets some keys only."""
+_ALTERNATIVES = ("resources.any_of", "resources.ordered")
+"""Lists of resources, each of which replaces keys of the job's own."""
+_TOP = ("config", "event_callback", "experimental", "inputs", "outputs", "resources", "setup", "volumes")
+_RESOURCES = [
+    "accelerator_args",
+    "any_of",
+    "autostop",
+    "cloud",
+    "disk_size",
+    "disk_tier",
+    "ephemeral_storage",
+    "infra",
+    "instance_type",
+    "job_recovery",
+    "labels",
+    "local_disk",
+    "max_hourly_cost",
+    "memory",
+    "network_tier",
+    "ordered",
+    "ports",
+    "priority",
+    "priority_class",
+    "region",
+    "use_spot",
+    "volumes",
+    "zone",
+]
+"""sky/utils/schemas.py, get_task_schema and get_resources_schema (0.14)."""
 
 
 def check(flags: ClusterFlags) -> None:
@@ -49,6 +104,58 @@ def check(flags: ClusterFlags) -> None:
     """
     check_image(flags.image)
     _volume(flags)
+    _add_options({}, flags)
+
+
+def _add_options(document: dict[str, Any], flags: ClusterFlags) -> None:
+    """Add the user's own keys to a job: "resources.use_spot=true".
+
+    Raises:
+        UserError: one is unknown, or zerofit sets it.
+    """
+    for option in parse_options(flags.options):
+        *parents, last = option.name.split(".")
+        top, *below = (*parents, last)
+        above = (".".join(parents[:depth]) for depth in range(1, len(parents) + 1))
+        section = next((name for name in above if name in _OWN and name not in _MIXED), option.name)
+        check_not_own(option, {option.name: _OWN[section]} if section in _OWN else {})
+        if top not in _TOP or (top == "resources" and below[0] not in _RESOURCES):
+            known = (*(f"resources.{name}" for name in _RESOURCES), *_TOP)
+            raise unknown_option(option, known, of="a SkyPilot job")
+        place = document
+        for name in parents:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise refused(str(option), why=f"{name} has a value of its own", fix="set one of the two")
+        place[last] = yaml_value(option)
+        if option.name in _ALTERNATIVES:
+            _check_alternatives(option, place[last])
+
+
+def _check_alternatives(option: SchedulerOption, choices: Any) -> None:
+    for choice in choices if isinstance(choices, list) else [None]:
+        if not isinstance(choice, dict):
+            raise refused(
+                str(option),
+                why="it must be a list of resources",
+                fix=f"write it as in {FLAG} '{option.name}=[{{infra: aws}}, {{infra: gcp}}]'",
+            )
+        for key in choice:
+            if f"resources.{key}" in _OWN:
+                raise refused(
+                    str(option), why=f"`zerofit submit` sets {key} itself", fix=_OWN[f"resources.{key}"]
+                )
+
+
+def _check_memory(requested: dict[str, Any], needed_bytes: int) -> None:
+    """Check that the job asks for the memory that the plan needs, in GB as SkyPilot's, or for more."""
+    found, least = re.fullmatch(r"(\d+)\+?", str(requested["memory"])), math.ceil(needed_bytes / GIB)
+    if found is None or int(found[1]) < least:
+        raise refused(
+            f"resources.memory={requested['memory']}",
+            why=f"the plan needs {least} on each node",
+            fix=f"ask for at least resources.memory={least}+, or leave it out",
+        )
 
 
 def run_folder(folder: Path, flags: ClusterFlags) -> str:
@@ -89,10 +196,12 @@ def render(submission: Submission) -> Rendered:
     secrets = [name for name, value in variables.items() if is_secret(name, value)]
     if secrets:
         document["secrets"] = dict.fromkeys(secrets)
+    _add_options(document, flags)
+    _check_memory(requested, resources.memory_bytes)
     path = submission.folder / "job.sky.yaml"
     words = [word for name in secrets for word in ("--secret", name)]
     return Rendered(
-        files={path: yaml_text(document)},
+        files={path: "".join(f"# {line}\n" for line in submission.comments) + yaml_text(document)},
         command=("sky", "jobs", "launch", "--yes", "--detach-run", *words, str(path)),
         limit_s=_SUBMIT_LIMIT_S,
     )

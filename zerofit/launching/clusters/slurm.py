@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.units import GIB, MIB
 from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, Rendered, launcher_lines
+from zerofit.launching.clusters.sbatch_options import parse_sbatch_options, replaced_by, unknown_to_sbatch
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from zerofit.launching.clusters.job import ClusterFlags, Submission
@@ -34,18 +36,26 @@ _WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
 def render(submission: Submission) -> Rendered:
     """Return the sbatch script, and the command that submits it."""
     path = submission.folder / "job.sbatch"
-    sbatch = ("sbatch", "--parsable")
+    own = parse_sbatch_options(submission.flags.options, resources=submission.resources)
+    options, replaced = _options(submission), replaced_by(own)
+    kept = {name: value for name, value in options.items() if value is not None and name not in replaced}
+    notes = (
+        f"--{replaced[name]} of --scheduler-option replaces --{name}={value}"
+        for name, value in options.items()
+        if value is not None and name in replaced
+    )
     return Rendered(
-        files={path: _script(submission)},
-        command=(*sbatch, str(path)),
+        files={path: _script(submission, kept | own)},
+        command=("sbatch", "--parsable", str(path)),
         checks=(("sbatch", "--test-only", str(path)),),
+        warnings=(*notes, *unknown_to_sbatch(own)),
     )
 
 
-def _script(submission: Submission) -> str:
+def _options(submission: Submission) -> dict[str, object]:
+    """Return zerofit's own options of sbatch; those whose value is None are left out."""
     job, flags, resources = submission.job, submission.flags, submission.resources
-    folder = job.run_folder
-    options = {
+    return {
         "job-name": f"zerofit-{_without_specials(job.run)}",
         "nodes": resources.num_nodes,
         "ntasks-per-node": 1,
@@ -59,11 +69,19 @@ def _script(submission: Submission) -> str:
         "constraint": flags.constraint,
         "account": flags.account,
         "chdir": job.work_dir,
-        "output": f"{folder.replace('%', '%%')}/slurm-%j.out",
+        "output": f"{job.run_folder.replace('%', '%%')}/slurm-%j.out",
         "open-mode": "append",
         "export": ",".join(submission.environment) or "NIL",
     }
-    lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
+
+
+def _script(submission: Submission, options: Mapping[str, object]) -> str:
+    """Return the sbatch script; an option whose value is None takes none."""
+    job, resources, folder = submission.job, submission.resources, submission.job.run_folder
+    lines = [
+        f"#SBATCH --{name}" + ("" if value is None else f"={_quoted(value)}")
+        for name, value in options.items()
+    ]
     requeue = "--requeue" if job.max_requeues else "--no-requeue"
     launcher = f"{shlex.quote(submission.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
     node = shlex.quote(f'exec {launcher} --node "$SLURM_NODEID" --address "$0" --port "$1"')
@@ -71,6 +89,7 @@ def _script(submission: Submission) -> str:
         [
             "#!/bin/bash",
             "# Written by `zerofit submit`; values of variables are not in it, only their names.",
+            *(f"# {line}" for line in submission.comments),
             *lines,
             f"#SBATCH {requeue}",
             "set -u",
@@ -153,6 +172,7 @@ def check(flags: ClusterFlags) -> None:
             why="it must be node features, joined by & or |",
             fix="`sinfo --format='%N %f %G'` lists the nodes' features",
         )
+    parse_sbatch_options(flags.options)
 
 
 def job_id_of(output: str) -> str:

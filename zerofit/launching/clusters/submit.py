@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +25,7 @@ from zerofit.launching.clusters import kubernetes, skypilot, slurm
 from zerofit.launching.clusters.job import (
     CLIENT_LIMIT_S,
     JOB_FILE,
+    SUBMITTED_FILE,
     ClusterFlags,
     Job,
     Rendered,
@@ -32,10 +33,11 @@ from zerofit.launching.clusters.job import (
     check_no_deepspeed_env,
     code_digest,
     job_to_json,
-    num_steps_of,
     resources_of,
+    submitted_to_json,
     variables_to_pass,
 )
+from zerofit.launching.clusters.run_time import RunTime, run_time, time_sentences
 from zerofit.launching.launch import check_rules
 from zerofit.launching.run_folder import (
     RUNS,
@@ -65,7 +67,8 @@ if TYPE_CHECKING:
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
 
-SUBMITTED_FILE = "submitted.json"
+SUBMIT_SCRIPT = "submit.sh"
+"""Submits a run that was only written."""
 
 
 class ClusterEngine(StrEnum):
@@ -86,7 +89,7 @@ ENGINES: Mapping[ClusterEngine, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedRun:
-    """A run submitted to a scheduler, or, after a dry run, to be submitted."""
+    """A run submitted to a scheduler, or, after a dry run or with `write_only`, to be submitted."""
 
     plan: Plan
     folder: Path
@@ -95,7 +98,13 @@ class SubmittedRun:
     command: str
     """The command that submits it, for a shell."""
     job_id: str | None
-    """The scheduler's job id; None after a dry run."""
+    """The scheduler's job id; None if it was not submitted."""
+    time: RunTime
+    """Its predicted time, and the steps that this follows from."""
+    wall_time_s: int | None
+    """The job's time limit; None for the cluster's own."""
+    is_written: bool = False
+    """True if the files are in the folder; False after a dry run."""
 
 
 @own_environment()
@@ -111,6 +120,7 @@ def submit(
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
     dry_run: bool = False,
+    write_only: bool = False,
     observer: Observer = SILENT,
     cluster: ClusterFlags | None = None,
     **settings: Any,
@@ -131,7 +141,8 @@ def submit(
         run_dir: folder of all run folders; for Slurm it must be shared by all nodes.
         capture_limit_s: time limit for the script to reach its training.
         is_checked: False to continue despite errors of compatibility rules.
-        dry_run: True to only return what would be submitted.
+        dry_run: True to only return what would be submitted; nothing is written.
+        write_only: True to write the run folder, complete, and submit nothing; no client is needed.
         observer: receives progress, plans and findings; silent by default.
         cluster: partition, time limit and other settings of the scheduler.
         settings: of strategy and model, as for zerofit.plan.
@@ -167,7 +178,7 @@ def submit(
     check_run_dir(Path(run_dir))
     if engine is ClusterEngine.SLURM:
         slurm.check_folders(Path.cwd(), Path(run_dir).absolute())
-    if not dry_run:
+    if not (dry_run or write_only):
         check_client(scheduler.CLIENT)
     check_libraries(observer)
     planned = _plan(spec, observer)
@@ -183,7 +194,11 @@ def submit(
         flags = replace(flags, max_requeues=0)
     if (lost := _lost_output_folder(plan, engine, flags)) is not None:
         observer.say(lost)
-    resources = resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu)
+    time = run_time(plan, target)
+    resources = resources_of(planned, wall_time_s=time.wall_time_s, on_cpu=plan.topology.on_cpu)
+    sentences = time_sentences(
+        time, said_s=flags.wall_time_s, default=_DEFAULT_LIMITS[engine], restarts=bool(flags.max_requeues)
+    )
     if flags.wall_time_s is None:
         _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
     folder = (run_folder if dry_run else new_run_folder)(
@@ -208,15 +223,14 @@ def submit(
         environment={name: os.environ[name] for name in names},
         gpus=spec.gpus,
         python=sys.executable if shares_disks else "python",
+        comments=tuple(" ".join(sentence.split()) for sentence in sentences),
     )
     if plan.topology.on_cpu:
         observer.say("--cpu: host memory is requested as for the plan on GPUs, but no GPU")
-    elif (flag := _GPU_TYPE_FLAG.get(engine)) and not (flags.constraint or flags.node_selector):
+    elif (flag := _GPU_TYPE_FLAG.get(engine)) and not _names_gpu_type(flags):
         observer.say(f"the job may get any type of GPU: {flag} names the one that the plan is for")
-    if resources.wall_time_s is None and flags.wall_time_s is None:
-        limit = "the cluster's default limit applies" if shares_disks else "the job has no time limit"
-        sets = "" if engine is ClusterEngine.SKYPILOT else ": --time sets one"
-        observer.say(f"the number of steps or their time is unknown, and {limit}{sets}")
+    for sentence in sentences:
+        observer.say(sentence)
     try:
         rendered: Rendered = scheduler.render(submission)
     except UserError:
@@ -228,10 +242,41 @@ def submit(
         folder.path / JOB_FILE: job_to_json(submission.job),
         **rendered.files,
     }
+    for warning in rendered.warnings:
+        observer.say(warning)
     run = SubmittedRun(
-        plan=plan, folder=folder.path, files=files, command=shlex.join(rendered.command), job_id=None
+        plan=plan,
+        folder=folder.path,
+        files=files,
+        command=shlex.join(rendered.command),
+        job_id=None,
+        time=time,
+        wall_time_s=flags.wall_time_s or resources.wall_time_s,
     )
-    return run if dry_run else _submit_job(run, folder, rendered, engine, flags, observer)
+    if dry_run:
+        return run
+    if write_only:
+        return _write_job(run, folder, observer)
+    return _submit_job(run, folder, rendered, engine, flags, observer)
+
+
+def _names_gpu_type(flags: ClusterFlags) -> bool:
+    """Return True if the user names a type of GPU: by a label, a feature, or --gres=gpu:a100:8."""
+    typed = any(re.match(r"-*(gres|gpus-per-node)=(gpu:)?[a-z]", option) for option in flags.options)
+    return typed or bool(flags.constraint or flags.node_selector)
+
+
+def _write_job(run: SubmittedRun, folder: RunFolder, observer: Observer) -> SubmittedRun:
+    """Write a run's folder, with the script that submits it."""
+    script = folder.path / SUBMIT_SCRIPT
+    text = (
+        "#!/bin/sh\n# Submits this run, written with --write-only.\n"
+        f"cd {shlex.quote(os.getcwd())} && exec {run.command}\n"
+    )
+    fill_run_folder(folder, run.files)
+    write_file(script, text, executable=True)
+    observer.say(f"written to {folder.path}, and not submitted: run the command below, or {script}")
+    return replace(run, files={**run.files, script: text}, is_written=True)
 
 
 def _why_not_restarted(
@@ -262,16 +307,11 @@ def _submit_job(
     except UserError:
         shutil.rmtree(folder.path)  # nothing of it has run
         raise
-    submitted = {
-        "engine": engine.value,
-        "job_id": job_id,
-        "namespace": flags.namespace,
-        "submitted_at": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-    write_file(folder.path / SUBMITTED_FILE, json.dumps(submitted, indent=2) + "\n")
+    submitted = submitted_to_json(engine=engine.value, job_id=job_id, namespace=flags.namespace)
+    write_file(folder.path / SUBMITTED_FILE, submitted)
     observer.say(f"submitted as {engine.value} job {job_id}; run folder {folder.path}")
     observer.say(f"follow it: zerofit runs logs -f {typed_name(folder.path)}")
-    return replace(run, job_id=job_id)
+    return replace(run, job_id=job_id, is_written=True)
 
 
 def _plan(spec: RunSpec, observer: Observer) -> Plan:
@@ -377,6 +417,12 @@ _SCHEDULERS_OF = {
     "save_time_s": ("slurm", "kubernetes"),
 }
 """The schedulers that support a field of ClusterFlags; all do if it is not listed."""
+_DEFAULT_LIMITS = {
+    ClusterEngine.SLURM: "the cluster's default limit applies",
+    ClusterEngine.KUBERNETES: "the job has no time limit",
+    ClusterEngine.SKYPILOT: None,
+}
+"""What applies to a job without a time limit; None for a scheduler without limits."""
 _GPU_TYPE_FLAG = {ClusterEngine.SLURM: "--constraint", ClusterEngine.KUBERNETES: "--node-selector"}
 """The flag that names a type of GPU, for schedulers whose clusters name the types themselves."""
 _FLAG_OF = {"has_trainer": "--job-set", "wall_time_s": "--time", "save_time_s": "--save-time"}

@@ -72,6 +72,8 @@ class Observed:
         self.on_step: Callable[[], None] | None = None
         """Called after each step."""
         self._step_before = 0
+        self._step_seen = 0
+        self._first_step, self._first_step_at = 0, 0.0
         self._stacks = OwnFile(folder / f"rank{rank}.stack")
         faulthandler.register(_DUMP_SIGNAL, file=self._stacks.number, all_threads=True)
         os.register_at_fork(after_in_child=self._leave)
@@ -97,6 +99,10 @@ class Observed:
             self._host_at, self._host_bytes = now, _resident_bytes()
             self._keep_stacks()
         self._changed_at = now
+        if self.step > self._step_seen:
+            self._step_seen = self.step
+            if not self._first_step:
+                self._first_step, self._first_step_at = self.step, now
         self._write()
         if self.on_step is not None and self.step > self._step_before:
             self._step_before = self.step
@@ -130,6 +136,7 @@ class Observed:
             step = self.engine.global_steps
         if step is not None:
             self.step = self._step_before = step
+        self._step_seen, self._first_step, self._first_step_at = self.step, 0, 0.0
         self._checkpoint_step = self.step
 
     def finish_checkpoint(self, path: Any) -> None:
@@ -156,9 +163,11 @@ class Observed:
 
     def _write(self) -> None:
         dump = (_DUMP_SIGNAL, self._stacks.number)
-        numbers = (self._pid, self.step, self.num_steps, *dump, self._host_bytes, self._checkpoint_step)
+        done = (self._checkpoint_step, self._first_step)
+        numbers = (self._pid, self.step, self.num_steps, *dump, self._host_bytes, *done)
         try:
-            self._live.write(self.phase, numbers, (self._changed_at, self._longest_s))
+            times = (self._changed_at, self._longest_s, self._first_step_at)
+            self._live.write(self.phase, numbers, times)
         except OSError:  # the disk is full or gone: no reason to end a training
             self._is_here = False
 

@@ -23,6 +23,7 @@ from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
 from zerofit.scripts.capture.child import gpu_stand_in
 from zerofit.scripts.capture.child.forward_on_meta import forward_on_meta
+from zerofit.scripts.capture.child.loop_length import captured_loop
 from zerofit.scripts.capture.child.model_record import (
     averaging_class,
     base_of,
@@ -200,6 +201,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
     rows = reading.num_samples(given) or len(batches[0].lengths) or None
     micro_batch_size, rows_of_one = _micro_batch(arguments, found.captured_loader, rows)
+    accumulated = int(arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps)
     return Capture(
         target=seen.target,
         route=Route.ACCELERATE if trainer is None else Route.TRAINER,
@@ -215,13 +217,15 @@ def _capture(seen: Observations, found: _Found) -> Capture:
             seen.schedulers(), scheduled, num_steps=_positive(trainer and trainer.state.max_steps)
         ),
         loader=found.captured_loader,
+        loop=captured_loop(sources, found.frame, passes_per_step=accumulated * (manual or 1))
+        if trainer is None
+        else None,
+        steps_done=int(trainer.state.global_step) if trainer is not None else 0,
         batches=batches,
         lengths=reading.captured_lengths(found.loader, batches, most=_positive(arguments.get("max_length"))),
         micro_batch_size=micro_batch_size,
         rows_per_sample=rows_of_one,
-        gradient_accumulation_steps=int(
-            arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps
-        ),
+        gradient_accumulation_steps=accumulated,
         whole_because=_why_whole(found, shown.draws),
         splits_batches=bool(accelerator.split_batches),
         accumulates=seen.accumulates,
