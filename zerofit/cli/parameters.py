@@ -14,6 +14,7 @@ from zerofit.cli.completion import matching
 from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.models.task import Task
+from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -164,6 +165,27 @@ def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
     split = len(words) - len(script)
     return (*ctx.command_path.split(), *words[:split]), words[split:]
+
+
+def typed_line() -> TypedLine:
+    """Return the running verb's command line flag by flag, each in its first spelling and in their order."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is None:
+        return TypedLine()
+    words, script = typed_words()
+    verb = ctx.command_path.split()
+    values, _, order = ctx.command.make_parser(ctx).parse_args(list(words[len(verb) :]))
+    flags: list[TypedFlag] = []
+    for option in dict.fromkeys(order):
+        if not isinstance(option, click.Option) or option.name is None:
+            continue
+        given = values[option.name]
+        if option.is_flag:
+            spelling = option.opts[0] if given else option.secondary_opts[0]
+            flags.append(TypedFlag(name=option.name, words=(spelling,)))
+        for value in () if option.is_flag else given if option.multiple else (given,):
+            flags.append(TypedFlag(name=option.name, words=(option.opts[0], value)))
+    return TypedLine(verb=tuple(verb), flags=tuple(flags), script=script)
 
 
 class Number(ParamType[float | str]):

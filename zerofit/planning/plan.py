@@ -315,6 +315,7 @@ def ranks_to_plan(spec: RunSpec, *, is_named: bool = True) -> Topology:
 
 
 def _fix(answer: Answer) -> str:
-    change = answer.suggestions[0].change if answer.suggestions else ""
-    is_pasted = change.startswith("--") and answer.problem.spec.typed[0]
-    return command_with(change, answer.problem.spec) if is_pasted else change
+    if not answer.suggestions:
+        return ""
+    first = answer.suggestions[0]
+    return command_with(first, answer.problem.spec) or first.change

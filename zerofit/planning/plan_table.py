@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
-from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Buckets
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
+from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan_labels import (
     batch,
     fit_words,
@@ -28,8 +28,8 @@ from zerofit.planning.plan_labels import (
     throughput,
     workload_words,
 )
-from zerofit.planning.plan_reasons import tier_in, why_it_loses
-from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE
+from zerofit.planning.plan_reasons import why_it_loses
+from zerofit.planning.search import TIME_TIE_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,14 +40,27 @@ if TYPE_CHECKING:
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
+    from zerofit.planning.sources.typed_line import TypedLine
+    from zerofit.planning.suggestions import Suggestion
 
 _BAR = 20
 _BAR_NAME = "GPU memory"
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _COMMAND = "    "
 """Indentation of a command to paste."""
-_FLAG_ALIASES = {"--sequence-length": "--seq-len", "--max-seq-length": "--seq-len"}
-"""Other spellings of flags that a suggestion may change."""
+_ONLY_PLANNING = (
+    "compare",
+    "compare_layouts",
+    "why",
+    "wide",
+    "as_json",
+    "output",
+    "force",
+    "plot",
+    "num_nodes",
+    "is_fast",
+)
+"""Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
 _WIDE = 160
 """Terminal columns from which on verdicts and strategies are written in full."""
 _LESS_IMPORTANT = (3, 7, 5, 6, 2)
@@ -234,28 +247,32 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         chosen = suggestion.best.strategy
         before = replace(chosen, precision=problem.own_precision) if problem.own_precision else None
         strategy = label(chosen, problem.topology, beside=before)
+        if batch(chosen) != batch(judged.strategy):
+            strategy += f", batch {batch(chosen)}"
         line = f"  {suggestion.change}: {strategy}, {memory_label(estimate.device)} GiB on each GPU"
         line += ", closely" if suggestion.is_close else ""
-        is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOAD_TIER)
-        yield f"{line}; {'the same' if is_same else 'other'} results"
-        own = problem.spec.typed[0]
-        is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
-        if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):
-            yield f"{_COMMAND}{command_with(suggestion.flags, problem.spec)}"
+        yield f"{line}; {suggestion.results}"
+        if command := command_with(suggestion, problem.spec):
+            yield f"{_COMMAND}{command}"
 
 
-def command_with(flags: str, spec: RunSpec) -> str:
-    """Return the command that was typed, with some of zerofit's flags replaced or added."""
-    own, of_script = spec.typed
-    changed, kept, words = flags.split(), list[str](), iter(own)
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        name = name.replace("_", "-")
-        if _FLAG_ALIASES.get(name, name) not in changed:
-            kept.append(word)
-        elif not has_value:
-            next(words, None)
-    return shell_words((*kept, *changed, *of_script))
+def command_with(suggestion: Suggestion, spec: RunSpec) -> str:
+    """Return the command to type for a suggestion: a launch if there is a script; empty if there is none."""
+    changes = suggestion.changes
+    if not spec.typed or not changes:
+        return ""
+    if not any(change.name in MachineFlags.__dataclass_fields__ for change in changes):
+        return str(launch_line(spec).changed(changes))
+    return str(spec.typed.changed(changes)) if spec.described.gpus is not None else ""
+
+
+def launch_line(spec: RunSpec) -> TypedLine:
+    """Return the line that trains what a line of `zerofit plan` plans; another verb's line as it is."""
+    typed = spec.typed
+    if spec.target is None or typed.verb[1:] != ("plan",):
+        return typed
+    left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
+    return replace(typed.without(left_out), verb=("zerofit", "launch"))
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
