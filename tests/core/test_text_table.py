@@ -17,17 +17,13 @@ _ROWS = (("", "name", "number", "reason"), (">", "a long name", "12", "because i
         (50, [">  a long name  because it is so for long reasons"]),
         (40, [">  a long name  because it is so for", "                long reasons"]),
         (
-            24,
+            22,
             [
-                ">  a long    because it",
-                "   name      is so for",
-                "             long",
+                ">  a long    because",
+                "   name      it is so",
+                "             for long",
                 "             reasons",
             ],
-        ),
-        (
-            16,
-            [">  a    because", "   lo   it is", "   ng   so for", "   na   long", "   me   reasons"],
         ),
     ],
 )
