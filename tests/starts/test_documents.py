@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
+from commands import ROOT, Block, Command, blocks, documented, documents, parse, python_script, targets
 from runs import RunZerofit, run_process
 
 from zerofit.cli.main import main, zerofit
@@ -115,7 +115,7 @@ def test_nothing_is_listed_that_no_document_says() -> None:
 
 @pytest.mark.parametrize("command", _ZEROFIT, ids=_named)
 def test_a_verb_takes_its_flags(place: Path, command: Command) -> None:
-    _parse([_NUMBERS.get(word, word) for word in command.words[1:]])
+    parse([_NUMBERS.get(word, word) for word in command.words[1:]])
 
 
 @pytest.mark.parametrize("text", _EXIT_CODES)
@@ -157,7 +157,7 @@ def test_a_recipe_starts_a_launch_with_flags_that_it_has(place: Path, command: C
     variables = dict(found.groups() for found in re.finditer(r"\b([A-Z_]+)=(\S+)", command.text))
     words = _launched_by(recipe, arguments, folder=place, environment=variables)
     assert words[0] == "launch"
-    _parse(words)
+    parse(words)
 
 
 @pytest.mark.parametrize("block", _PROGRAMS, ids=_named)
@@ -202,21 +202,6 @@ def test_targets_and_verbs_in_the_text_of_a_document_are_there(document: str) ->
     assert set(re.findall(r"`make ([a-z][a-z-]*)", text)) <= set(targets())
     verbs = zerofit.list_commands(click.Context(zerofit))
     assert set(re.findall(r"`zerofit ([a-z]+)", text)) <= set(verbs)
-
-
-def _parse(words: Sequence[str]) -> None:
-    """Parse the arguments of zerofit as it does, and start nothing.
-
-    Raises:
-        click.UsageError: there is no such verb or flag.
-    """
-    group: click.Command = zerofit
-    context, rest = click.Context(zerofit), list(words)
-    while isinstance(group, click.Group):
-        name, found, rest = group.resolve_command(context, rest)
-        assert found is not None
-        group = found
-    group.make_context(name, rest, parent=context)
 
 
 def _launched_by(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
+
+from zerofit.cli.main import zerofit
 
 ROOT = Path(__file__).parents[2]
 BIN = ".environment/bin"
@@ -84,6 +88,23 @@ def documented() -> tuple[Command, ...]:
         for text in block.commands()
     )
     return (*of_blocks, *_of_recipes())
+
+
+def parse(words: Sequence[str]) -> click.Context:
+    """Parse the arguments of zerofit as it does, and start nothing.
+
+    Raises:
+        click.UsageError: there is no such verb or flag.
+    """
+    group: click.Command = zerofit
+    context, rest = click.Context(zerofit, info_name="zerofit"), list(words)
+    while isinstance(group, click.Group) and rest:
+        name, found, rest = group.resolve_command(context, rest)
+        assert found is not None
+        if not isinstance(found, click.Group):
+            return found.make_context(name, rest, parent=context)
+        group, context = found, click.Context(found, info_name=name, parent=context)
+    return context
 
 
 def _of_recipes() -> Iterator[Command]:

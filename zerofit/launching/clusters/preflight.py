@@ -113,8 +113,8 @@ def _check_gpus(plan: Plan, name: str, gpus: list[tuple[str, int]]) -> None:
         found=f"{kinds or 'no GPU'}; the plan is for {needed} x "
         f"{planned[0].name if planned else 'GPU'} ({format_bytes(least)}) on each node",
         why="the ranks of all nodes train together, and its own could not start, or would run out of memory",
-        fix="ask the cluster for such nodes (`zerofit submit --constraint` on Slurm, --node-selector on "
-        "Kubernetes), or submit again with the actual --gpus; `nvidia-smi` tells if the node's driver works",
+        fix="ask the cluster for such nodes (`zerofit submit --constraint FEATURE` on Slurm, --node-selector "
+        "on Kubernetes), or submit again with the actual --gpus; `nvidia-smi` tells if the driver works",
         exit_code=EXIT_UNREACHABLE,
     )
 
