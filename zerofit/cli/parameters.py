@@ -130,6 +130,12 @@ class Verb(click.Command):
             values, rest, _ = self.make_parser(ctx).parse_args(list(args))
         return values, rest
 
+    def missing(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return each required parameter that the command line lacks; click reports only the first."""
+        given, _ = self.peek(ctx, list(ctx.meta[_TYPED]))
+        present = {name for name, value in given.items() if isinstance(value, str | tuple) and value}
+        return [param for param in self.get_params(ctx) if param.required and param.name not in present]
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return flags, but none after SCRIPT, where they would be the script's."""
         is_after = not ctx.allow_interspersed_args and any(
@@ -173,8 +179,9 @@ def typed_line() -> TypedLine:
     if ctx is None:
         return TypedLine()
     words, script = typed_words()
-    verb = ctx.command_path.split()
-    values, _, order = ctx.command.make_parser(ctx).parse_args(list(words[len(verb) :]))
+    path = ctx.command_path.split()
+    verb = path if ctx.parent is not None else [*path, str(ctx.command.name)]
+    values, _, order = ctx.command.make_parser(ctx).parse_args(list(words[len(path) :]))
     flags: list[TypedFlag] = []
     for option in dict.fromkeys(order):
         if not isinstance(option, click.Option) or option.name is None:
