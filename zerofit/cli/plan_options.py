@@ -134,7 +134,7 @@ model_options = option_group(
         "--fast",
         "is_fast",
         is_flag=True,
-        help="Use closed forms instead of a trace: rough, in half a second.",
+        help="Use closed forms instead of a trace, in a second; plan then says what fits or may fit.",
     ),
     click.option(
         "--fastest",

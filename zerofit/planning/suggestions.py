@@ -229,7 +229,8 @@ def _released(problem: Problem, parts: Iterable[tuple[str, ...]]) -> Changes:
     names = tuple(name for part in parts for name in part if problem.said.has(name))
     if not names or (problem.workload.global_batch_size is None and "micro_batch_size" in names):
         return  # without a global batch the micro-batch decides it
-    spec = problem.spec.setting(**dict.fromkeys(names))
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    spec = problem.spec.setting(**nothing)
     yield Change(released=names), replace(problem, spec=spec)
 
 
