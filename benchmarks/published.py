@@ -40,11 +40,12 @@ from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.model_use import ModelUse
-from zerofit.planning.training_estimator import UNCERTAINTY, closed_form_memory, trace_request_for
+from zerofit.planning.training_estimator import closed_form_memory, trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,6 +232,7 @@ def _by_other_models(
     fast = closed_form_memory(
         replace(setup, log=closed_form_log(model.facts, request)),
         non_torch_terms(gpu, setup.topology, setup.versions),
+        model=model.facts,
     )
     found = {"fast_bytes": _peak(fast, metric)}
     if "code" in row:

@@ -37,6 +37,13 @@ _CAPTURES = {plan_module: planning_plan}
 """Modules that run the script for a verb, where it is not the verb's own."""
 
 
+_ZERO_2 = (
+    *("--zero-stage", "2", "--micro-batch-size", "4", "--no-gradient-checkpointing"),
+    *("--offload-optimizer", "none", "--optimizer", "adamw"),
+)
+"""Flags that leave nothing to choose, so that a screen by closed forms has a choice."""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which holds a script that nobody can read much of."""
@@ -65,19 +72,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
 def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
     run: _Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--fast", *_GPUS, "--zero-stage", "2", "--micro-batch-size", "4")
+    flags = ("--fast", *_GPUS, *_ZERO_2)
     assert run(plan_module, *flags, "train.py", "--lr", "1") == 0
     parts = capsys.readouterr().out.rstrip("\n").split("\n\n")
-    assert parts[0] == (
-        "your script as it is: 5.3 GiB ±20% of 39.5 GiB on each GPU, fits, 115 ms ±50% a step; "
-        "changed as --zero-stage and --micro-batch-size say: about 1.1 x slower\n"
-        "  in backward: activations 1.2, optimizer states 0.9, NCCL 0.5, weights 0.5,\n"
-        "    gradient bucket 0.5, gradients 0.5, CUDA context 0.5, activation gradients\n"
-        "    0.4, allocator cache 0.2, outputs 0.2 GiB\n"
-        "runs with ZeRO-2, batch 4 x 4: 3.4 GiB ±20%, 128 ms ±50% a step\n"
-        "hint: --mixed-precision bf16 is about 1.3 x faster and rounds more;\n"
-        "      --fastest takes it"
-    )
+    assert parts[0] == "your script as it is: 4.3 to 6.4 GiB of 39.5 GiB on each GPU, fits"
     assert parts[1].startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n  loop ")
     assert "sequence 128, global batch 32" in parts[2]
     assert re.search(r"^> +ZeRO-2.* 4 x 4 ", parts[3], re.MULTILINE)
@@ -85,14 +83,14 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
         "batch on each rank",
         "engine",
     ]
-    launch = "zerofit launch --fast --zero-stage 2 --micro-batch-size 4 train.py --lr 1"
+    launch = f"zerofit launch {' '.join(_ZERO_2)} train.py --lr 1"
     assert parts[-1] == f"to train like this: {launch}"
 
 
 def test_the_json_document_holds_the_capture_and_the_changes(
     run: _Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(plan_module, "--fast", *_GPUS, "--json", "--zero-stage", "2", "train.py") == 0
+    assert run(plan_module, "--fast", *_GPUS, "--json", *_ZERO_2, "train.py") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["capture"]["target"], document["capture"]["micro_batch_size"]) == (["train.py"], 8)
     (plan,) = document["plans"]
@@ -137,10 +135,10 @@ def test_the_answer_is_printed_before_a_plan_that_differs_is_left_alone(
     assert run(plan_module, *flags, "train.py") == 0
     capsys.readouterr()
     with pytest.raises(UserError) as error:
-        run(plan_module, *flags, "--zero-stage", "3", "train.py")
+        run(plan_module, *flags, *_ZERO_2, "train.py")
     assert error.value.rule == "file-exists"
-    assert "ZeRO-3" in capsys.readouterr().out
-    assert run(plan_module, *flags, "--zero-stage", "3", "--force", "train.py") == 0
+    assert "ZeRO-2" in capsys.readouterr().out
+    assert run(plan_module, *flags, *_ZERO_2, "--force", "train.py") == 0
 
 
 @pytest.mark.parametrize("arguments", [("--lr", "1"), ()])

@@ -36,6 +36,8 @@ _LIGHT = {
             "bench ladder --dry-run --cpu",
             "check ds_config.json",
             "rule",
+            "gpus",
+            "models",
             "config --dry-run --preset z3 --num-processes 8",
             "launch --dry-run --preset z3 train.py",
             "launch trian.py",

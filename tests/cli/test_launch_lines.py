@@ -70,7 +70,7 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
                 "zerofit: without --machine-rank, --cpu, which zerofit plan does not use",
             ],
             "on 4 x NVIDIA H100 80GB HBM3; "
-            "zerofit launch --num-processes 4 --mixed-precision bf16 --fast train.py --lr 1",
+            "zerofit launch --num-processes 4 --mixed-precision bf16 train.py --lr 1",
         ),
         (
             "--fast --gpus 8xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml "
@@ -81,7 +81,7 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
                 "zerofit: acc.yaml sets precision bf16",
             ],
             "on 8 x NVIDIA H100 80GB HBM3; "
-            "zerofit launch --config-file acc.yaml --fast --zero-stage 2 train.py --lr 1",
+            "zerofit launch --config-file acc.yaml --zero-stage 2 train.py --lr 1",
         ),
         (
             "--fast --gpus 8xH100 --nodes 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
@@ -89,7 +89,7 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
                 "zerofit: the command is equivalent to: zerofit plan --nnodes 2 --nproc-per-node 6 "
                 "--fast --gpus 8xH100 --nodes 2 -m train",
             ],
-            "on 2 nodes of 6 x NVIDIA H100 80GB HBM3; zerofit launch --nproc-per-node 6 --fast -m train",
+            "on 2 nodes of 6 x NVIDIA H100 80GB HBM3; zerofit launch --nproc-per-node 6 -m train",
         ),
     ],
 )

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planning_problems import LARGE, problem, solved
 from runs import RunZerofit
+
+from zerofit.cli.output.plan_plot import draw_plan
 
 _Golden = Callable[[str, str], None]
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_NOTHING_TO_CHOOSE = (
+    *("--no-gradient-checkpointing", "--optimizer", "adamw"),
+    *("--offload-optimizer", "none", "--offload-param", "none"),
+)
 _BERT = ("--model", "bert-large-uncased", "--seq-len", "512", "--global-batch", "96")
 _HOST = ("--host-bandwidth", "100GB/s")
 _A100 = ("--gpus", "4xA100-40G", "--host-ram", "512G", "--nvme", "7T", "--cpu-cores", "32", *_HOST)
@@ -103,7 +110,9 @@ def test_the_json_document_keeps_its_shape(run_zerofit: RunZerofit, golden: _Gol
     finished = _plan(run_zerofit, folder, "--fast", "--json", *_BERT, *_A100)
     golden(json.dumps(_shape(json.loads(finished.stdout)), indent=2) + "\n", "planned/shape.json")
     (plan,) = json.loads(finished.stdout)["plans"]
-    for judged in (plan["chosen"], *plan["others"], *plan["variants"]):
+    assert plan["chosen"] is None
+    assert [row["fit"] for row in plan["screen"]["rows"]] == ["fits"] * 10
+    for judged in (*plan["screen"]["rows"], *plan["others"], *plan["variants"]):
         device = judged["estimate"]["device"]
         totals = [sum(term["num_bytes"] for term in phase["terms"]) for phase in device["phases"]]
         assert max(totals) == device["peak_bytes"]
@@ -112,7 +121,7 @@ def test_the_json_document_keeps_its_shape(run_zerofit: RunZerofit, golden: _Gol
 
 
 def test_the_plan_is_what_config_and_launch_take(run_zerofit: RunZerofit, folder: Path) -> None:
-    fixed = ("--zero-stage", "3", "--micro-batch-size", "8")
+    fixed = ("--zero-stage", "3", "--micro-batch-size", "8", *_NOTHING_TO_CHOOSE)
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, *fixed, "--output", "plan.json")
     assert finished.returncode == 0
     written = json.loads((folder / "plan.json").read_text())
@@ -130,7 +139,8 @@ def test_the_plan_is_what_config_and_launch_take(run_zerofit: RunZerofit, folder
 
 def test_a_plan_that_differs_is_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
     (folder / "plan.json").write_text("mine")
-    flags = ("--fast", *_BERT, *_A100, "--output", "plan.json")
+    flags = ("--fast", *_BERT, *_A100, "--output", "plan.json", "--zero-stage", "3", *_NOTHING_TO_CHOOSE)
+    flags = (*flags, "--micro-batch-size", "8")
     finished = _plan(run_zerofit, folder, *flags)
     assert finished.stderr == (
         "error[file-exists]: the file exists and differs\n"
@@ -141,6 +151,13 @@ def test_a_plan_that_differs_is_not_written_over(run_zerofit: RunZerofit, folder
     assert ((folder / "plan.json").read_text(), finished.stdout, finished.returncode) == ("mine", "", 2)
     assert _plan(run_zerofit, folder, *flags, "--force").returncode == 0
     assert json.loads((folder / "plan.json").read_text())["strategy"]
+
+
+def test_a_choice_that_closed_forms_leave_open_is_not_written(run_zerofit: RunZerofit, folder: Path) -> None:
+    finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--output", "plan.json")
+    reason = "--fast leaves open which strategy is the fastest"
+    assert finished.stderr.endswith(f"zerofit: {reason}, so plan.json is not written\n")
+    assert (finished.returncode, list(folder.iterdir())) == (1, [])
 
 
 def test_what_does_not_fit_is_not_written(run_zerofit: RunZerofit, folder: Path) -> None:
@@ -260,10 +277,10 @@ def test_a_plot_is_drawn_and_not_written_over(run_zerofit: RunZerofit, folder: P
     assert "overwrite with --force" in again.stderr
 
 
-def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: RunZerofit, folder: Path) -> None:
+def test_a_plot_marks_the_choice_and_shows_what_is_too_large(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    flags = "--fast --model llama-3-8b --seq-len 512 --global-batch-size 8 --gpus 8xA100-40G --plot plan.svg"
-    assert _plan(run_zerofit, folder, *flags.split()).returncode == 0
+    answer = solved(problem(facts=LARGE, num_gpus=8, memory_gib=36, global_batch_size=8))
+    draw_plan(answer, folder / "plan.svg")
     words = re.findall(r"<!-- (.*) -->", (folder / "plan.svg").read_text())  # of each text that is drawn
     assert (words.count("chosen"), words.count("at least")) == (1, 1)
     assert "DDP" in words
@@ -277,11 +294,11 @@ def test_layouts_are_listed_and_plotted_beside_each_other(run_zerofit: RunZerofi
     finished = _plan(run_zerofit, folder, *model.split(), *flags.split())
     assert finished.returncode == 0, finished.stderr
     table = finished.stdout[finished.stdout.index("layouts: dp x tp x sp x pp ranks") :].splitlines()
-    chosen = next(line.split() for line in table if line.startswith(">"))
-    assert chosen[1:5] == ["1", "1", "8", "1"]
+    fitting = [line.split()[:4] for line in table if line.endswith("  fits")]
+    assert fitting == [["1", "1", "8", "1"]]
     assert len(table) == 2 + 1 + 3 + 3 + 3
     drawn = (folder / "plan.svg").read_text()
-    assert [drawn.count(f"<!-- {word} -->") for word in ("chosen", "too large")] == [1, 5]
+    assert [drawn.count(f"<!-- {word} -->") for word in ("chosen", "too large")] == [0, 5]
 
 
 def test_without_matplotlib_a_plot_is_refused(

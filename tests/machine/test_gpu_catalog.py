@@ -20,6 +20,7 @@ from zerofit.machine.gpu_catalog import (
     read_gpus,
     with_catalog_rates,
 )
+from zerofit.machine.machine_spec import parse_gpus
 
 _GPUS = load_gpus()
 
@@ -147,6 +148,27 @@ def test_gpus_are_found_by_the_names_that_people_use(name: str, driver_name: str
 @_each()
 def test_every_name_of_an_entry_finds_it(gpu: CatalogGpu) -> None:
     assert {find_gpu(name) for name in (gpu.name, *gpu.aliases)} == {gpu.spec}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("RTX4900", "RTX4090"),
+        ("8xRTX3009", "8xRTX3090"),
+        ("GeForce RTX 5900", "RTX5090"),
+        ("2 x Tesla V1000", "2 x V100-16G"),
+        ("NVIDIA H1OO", "H100-80G"),
+        ("4xL4O", "4xL40"),
+        ("MI 30X", "MI300X-192G"),
+        ("8xB2000", "8xB200-180G"),
+    ],
+)
+def test_a_misspelt_name_gets_those_of_its_series(typed: str, meant: str) -> None:
+    error = refusal(parse_gpus, typed)
+    assert error.rule == "unknown-gpu"
+    names = error.fix.partition(", if that was meant")[0].removeprefix("--gpus ").split(" or ")
+    assert meant in names
+    assert all(parse_gpus(name) for name in names)
 
 
 def test_a_name_that_is_not_one_gpu_is_refused(golden: Callable[[str, str], None]) -> None:

@@ -286,14 +286,10 @@ def test_the_table() -> None:
     )
 
 
-def test_in_a_narrow_table_reasons_are_cut_or_stand_whole_below() -> None:
+def test_in_a_narrow_table_reasons_stand_whole_below() -> None:
     why = "with 4: needs at least 23.9 GiB of 22.5 GiB on each GPU"
     rows = (Row(what="batch on each rank", script_says="8 x 1", runs="2 x 4", why=why),)
     assert applied_table(rows, width=60) == (
-        "                    script alone  runs   why\n"
-        "batch on each rank  8 x 1         2 x 4  with 4: needs at l…"
-    )
-    assert applied_table(rows, width=60, is_cut=False) == (
         f"                    script alone  runs\nbatch on each rank  8 x 1         2 x 4\n    {why}"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -204,12 +205,12 @@ def test_the_table_has_each_layout_and_says_why_it_loses() -> None:
     answer = solved(_LONG, compares_layouts=True)
     lines = layout_table(answer, width=80).splitlines()
     assert max(map(len, lines)) <= 80
-    rows = [line.split() for line in lines[2:]]
+    rows = [line.split() for line in lines[2:] if re.match(r"[> ]  ?\d", line)]  # but what is wrapped
     sizes = [[int(word) for word in row if word.isdigit()][:4] for row in rows]
     by_tokens = [[8, 1, 1, 1], [4, 1, 2, 1], [2, 1, 4, 1], [1, 1, 8, 1]]
     by_blocks = [[4, 1, 1, 2], [2, 1, 1, 4]]
     assert sizes == [*by_tokens, [4, 2, 1, 1], [2, 4, 1, 1], [1, 8, 1, 1], *by_blocks]
-    assert all("--fast does not estimate pip" in line for line in lines[-2:])
+    assert " ".join(" ".join(lines).split()).count("--fast does not estimate") == 2
     chosen = [line for line in lines if line.startswith(">")]
     assert len(chosen) == 1
     assert chosen[0].endswith("chosen")

@@ -220,8 +220,8 @@ def test_ranks_and_nodes_keep_their_place(resolved: Any, tmp_path: Path) -> None
 
 def test_what_a_line_leaves_to_a_verb_can_be_typed_again(resolved: Any, tmp_path: Path) -> None:
     line = ("deepspeed", "--hostfile", _hostfile(tmp_path), "--num_gpus", "2", "train.py")
-    assert resolved("plan", *line).typed == (("zerofit", "plan", "--num-gpus", "2"), ("train.py",))
-    assert "--hostfile" in resolved("launch", "--dry-run", *line).typed[0]
+    assert str(resolved("plan", *line).typed) == "zerofit plan --num-gpus 2 train.py"
+    assert "--hostfile" in str(resolved("launch", "--dry-run", *line).typed)
 
 
 def test_accelerates_default_file_is_for_this_machine(

@@ -31,6 +31,7 @@ from zerofit.planning.problem import Problem
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
 from zerofit.planning.solve import best_of, is_clearly_faster, script_as_it_is, solve
+from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.planning.suggestions import suggestions, with_more_host_memory
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -377,24 +378,32 @@ def test_one_that_asks_for_an_engine_itself_is_not_said_to_fit() -> None:
 
 
 def test_where_nothing_fits_free_changes_come_first_as_commands_to_paste() -> None:
-    typed = (("zerofit", "plan", "--gpus", "1xL4"), ("train.py", "--lr", "1 2"))
+    typed = TypedLine(
+        verb=("zerofit", "plan"),
+        flags=(TypedFlag(name="gpus", words=("--gpus", "1xL4")),),
+        script=("train.py", "--lr", "1 2"),
+    )
     asked = captured_problem(
         capture(model_facts=LARGE, model_loads_weights=True),
         num_gpus=1,
         memory_gib=16,
         host_gib=24,
-        spec=replace(_CHECKPOINTING, typed=typed),
+        spec=replace(_CHECKPOINTING, target=typed.script, typed=typed),
     )
     answer = solved(asked)
     text = plan_table(answer)
     assert [one.change for one in answer.suggestions][:2] == ["--allow lora", "--allow qlora"]
     for allowed in ("lora", "qlora"):
-        assert f"\n    zerofit plan --gpus 1xL4 --allow {allowed} train.py --lr '1 2'\n" in text
+        assert f"\n    zerofit launch --allow {allowed} train.py --lr '1 2'\n" in text
     assert text.index("--allow qlora") < text.index("of host memory on each node:")
 
 
 def test_changes_that_only_help_together_are_one_command_without_a_flag_twice() -> None:
-    typed = (("zerofit", "plan", "--max_seq_length=32768", "--allow", "freeze", "--gpus", "1xL4"), ())
+    flags = {"sequence_length": "--seq-len 32768", "allow": "--allow freeze", "gpus": "--gpus 1xL4"}
+    typed = TypedLine(
+        verb=("zerofit", "plan"),
+        flags=tuple(TypedFlag(name=name, words=tuple(words.split())) for name, words in flags.items()),
+    )
     asked = problem(
         num_gpus=1,
         memory_gib=20,
@@ -406,9 +415,9 @@ def test_changes_that_only_help_together_are_one_command_without_a_flag_twice() 
         spec=replace(_CHECKPOINTING, typed=typed),
     )
     answer = solved(asked)
-    flags = "--seq-len 16384 --allow freeze,lora,qlora"
-    assert answer.suggestions[0].change == flags
-    assert plan_table(answer).endswith(f"\n    zerofit plan --gpus 1xL4 {flags}")
+    changed = "--seq-len 16384 --allow freeze,lora,qlora"
+    assert answer.suggestions[0].change == changed
+    assert plan_table(answer).endswith(f"\n    zerofit plan --gpus 1xL4 {changed}")
 
 
 def test_allowed_qlora_quantizes_what_adapters_stand_beside() -> None:

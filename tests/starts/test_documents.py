@@ -24,7 +24,7 @@ from commands import (
     blocks,
     documented,
     documents,
-    parse_zerofit,
+    parse,
     python_script,
     targets,
 )
@@ -125,7 +125,7 @@ def test_nothing_is_listed_that_no_document_says() -> None:
 
 @pytest.mark.parametrize("command", _ZEROFIT, ids=_named)
 def test_a_verb_takes_its_flags(place: Path, command: Command) -> None:
-    parse_zerofit([_NUMBERS.get(word, word) for word in command.words[1:]])
+    parse([_NUMBERS.get(word, word) for word in command.words[1:]])
 
 
 @pytest.mark.parametrize("text", _EXIT_CODES)
@@ -167,7 +167,7 @@ def test_a_recipe_starts_a_launch_with_flags_that_it_has(place: Path, command: C
     variables = dict(found.groups() for found in re.finditer(r"\b([A-Z_]+)=(\S+)", command.text))
     words = _launched_by(recipe, arguments, folder=place, environment=variables)
     assert words[0] == "launch"
-    parse_zerofit(words)
+    parse(words)
 
 
 @pytest.mark.parametrize("block", _PROGRAMS, ids=_named)

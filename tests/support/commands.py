@@ -90,6 +90,23 @@ def documented() -> tuple[Command, ...]:
     return (*of_blocks, *_of_recipes())
 
 
+def parse(words: Sequence[str]) -> click.Context:
+    """Parse the arguments of zerofit as it does, and start nothing.
+
+    Raises:
+        click.UsageError: there is no such verb or flag.
+    """
+    group: click.Command = zerofit
+    context, rest = click.Context(zerofit, info_name="zerofit"), list(words)
+    while isinstance(group, click.Group) and rest:
+        name, found, rest = group.resolve_command(context, rest)
+        assert found is not None
+        if not isinstance(found, click.Group):
+            return found.make_context(name, rest, parent=context)
+        group, context = found, click.Context(found, info_name=name, parent=context)
+    return context
+
+
 def _of_recipes() -> Iterator[Command]:
     for recipe in sorted((ROOT / "launch").iterdir()):
         for number, line in enumerate(recipe.read_text(encoding="utf-8").splitlines(), start=1):
@@ -133,18 +150,3 @@ def python_script(command: Command) -> tuple[str, tuple[str, ...]] | None:
     if not words or Path(words[0]).name not in ("python", "python3") or not words[1].endswith(".py"):
         return None
     return words[1], words[2:]
-
-
-def parse_zerofit(words: Sequence[str]) -> None:
-    """Parse the arguments of zerofit as it does, and start nothing.
-
-    Raises:
-        click.UsageError: there is no such verb or flag.
-    """
-    group: click.Command = zerofit
-    context, rest = click.Context(zerofit), list(words)
-    while isinstance(group, click.Group):
-        name, found, rest = group.resolve_command(context, rest)
-        assert found is not None
-        group = found
-    group.make_context(name, rest, parent=context)

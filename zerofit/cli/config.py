@@ -127,6 +127,10 @@ def _plan(spec: RunSpec, console: Console) -> Plan:
         check_none_ignored(
             spec.options, because="no --model", instead="name the model to plan for: --model MODEL"
         )
+    else:
+        from zerofit.planning.plan import check_none_missing  # imported only if needed
+
+        check_none_missing(spec, needs_batch=False)
     if is_named or not spec.is_here:
         num_nodes = spec.overrides.get("num_nodes") or 1
         spec = replace(spec, machine=machine_of(spec.described, num_nodes=num_nodes))

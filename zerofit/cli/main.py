@@ -28,7 +28,9 @@ _VERBS = {
     "explain": "Explain why a run failed, from its folder or its logs.",
     "export": "Write a checkpoint's weights as from_pretrained reads them.",
     "generate": "Write completions for a file of prompts.",
+    "gpus": "List the GPUs that --gpus knows by name.",
     "launch": "Train a script under the fastest strategy that fits.",
+    "models": "List the models that --model knows by name.",
     "plan": "Predict what a run needs, and choose the fastest strategy that fits.",
     "rule": "Explain a rule of check, or list them all.",
     "runs": "List, follow and cancel local and submitted runs.",
@@ -202,11 +204,12 @@ def usage_error(error: click.UsageError) -> UserError:
     if isinstance(error, click.exceptions.NoSuchCommand):
         return _unknown_verb(error, help_line)
     if isinstance(error, click.MissingParameter):
+        missing = _missing(error)
         return UserError(
             "missing-argument",
-            "an argument is missing",
+            f"{len(missing)} arguments are missing" if len(missing) > 1 else "an argument is missing",
             found=command,
-            why=error.format_message().rstrip("."),
+            why="; ".join(missing),
             fix=help_line,
         )
     return UserError(
@@ -216,6 +219,18 @@ def usage_error(error: click.UsageError) -> UserError:
         why=error.format_message().rstrip("."),
         fix=help_line,
     )
+
+
+def _missing(error: click.MissingParameter) -> list[str]:
+    """Return each required parameter that the command line lacks; click reports the first."""
+    first = error.format_message().rstrip(".")
+    from zerofit.cli.parameters import Verb
+
+    command = error.ctx.command if error.ctx else None
+    if error.ctx is None or not isinstance(command, Verb):
+        return [first]
+    others = (click.MissingParameter(ctx=error.ctx, param=param) for param in command.missing(error.ctx))
+    return list(dict.fromkeys([first, *(other.format_message().rstrip(".") for other in others)]))
 
 
 def _unknown_flag(error: click.NoSuchOption, command: str, help_line: str) -> UserError:

@@ -19,6 +19,7 @@ from zerofit.cli.parameters import (
     Word,
     number_option,
     option_group,
+    typed_line,
     typed_words,
 )
 from zerofit.core.errors import UserError
@@ -225,7 +226,7 @@ def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: flags contradict each other.
     """
-    settings = {**flags, **adapter_settings(flags), "typed": typed_words()}
+    settings = {**flags, **adapter_settings(flags), "typed": typed_line()}
     if flags["checkpoint_every"] is not None:
         if flags["gradient_checkpointing"] is False:
             raise UserError(

@@ -14,6 +14,7 @@ from zerofit.cli.completion import matching
 from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.models.task import Task
+from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -134,6 +135,12 @@ class Verb(click.Command):
             values, rest, _ = self.make_parser(ctx).parse_args(list(args))
         return values, rest
 
+    def missing(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return each required parameter that the command line lacks; click reports only the first."""
+        given, _ = self.peek(ctx, list(ctx.meta[_TYPED]))
+        present = {name for name, value in given.items() if isinstance(value, str | tuple) and value}
+        return [param for param in self.get_params(ctx) if param.required and param.name not in present]
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return flags, but none after SCRIPT, where they would be the script's."""
         is_after = not ctx.allow_interspersed_args and any(
@@ -169,6 +176,28 @@ def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
     split = len(words) - len(script)
     return (*ctx.command_path.split(), *words[:split]), words[split:]
+
+
+def typed_line() -> TypedLine:
+    """Return the running verb's command line flag by flag, each in its first spelling and in their order."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is None:
+        return TypedLine()
+    words, script = typed_words()
+    path = ctx.command_path.split()
+    verb = path if ctx.parent is not None else [*path, str(ctx.command.name)]
+    values, _, order = ctx.command.make_parser(ctx).parse_args(list(words[len(path) :]))
+    flags: list[TypedFlag] = []
+    for option in dict.fromkeys(order):
+        if not isinstance(option, click.Option) or option.name is None:
+            continue
+        given = values[option.name]
+        if option.is_flag:
+            spelling = option.opts[0] if given else option.secondary_opts[0]
+            flags.append(TypedFlag(name=option.name, words=(spelling,)))
+        for value in () if option.is_flag else given if option.multiple else (given,):
+            flags.append(TypedFlag(name=option.name, words=(option.opts[0], value)))
+    return TypedLine(verb=tuple(verb), flags=tuple(flags), script=script)
 
 
 class Number(ParamType[float | str]):

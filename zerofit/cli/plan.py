@@ -26,19 +26,20 @@ from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT, POSITIVE
-from zerofit.cli.plan_options import FixingVerb, machine_options, model_options, typed_flags
+from zerofit.cli.plan_options import FixingVerb, machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
-from zerofit.core.secrets import masked, shell_words
+from zerofit.core.secrets import masked
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open
-from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
-from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
+from zerofit.planning.plan_table import launch_line, machine_words
 from zerofit.planning.resolve import Verb, resolve
+from zerofit.planning.screen_table import answer_table, not_chosen, verdict_lines
+from zerofit.planning.sources.typed_line import TypedFlag
 
 if TYPE_CHECKING:
     from zerofit.planning.run_spec import RunSpec
@@ -174,40 +175,29 @@ def plan(
         draw_plan(answers[0], plot)
     width = None if wide else terminal_width()
     is_launchable = spec.target is not None and compare is None and answers[0].fits
+    is_launchable = is_launchable and (output is None or answers[0].chosen is not None)
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
     click.echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
         click.echo(f"\nto train like this: {_launch_line(output, spec)}")
-    if output is not None and not answers[0].fits:
-        click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
-    elif output is not None:
+    if output is not None and answers[0].chosen is None:
+        reason = "nothing fits" if answers[0].screen is None else not_chosen(answers[0].screen)
+        click.echo(f"zerofit: {reason}, so {output} is not written", err=True)
+        return DOES_NOT_FIT
+    if output is not None:
         text = plan_to_json(answers[0].plan)
         write_files({output: text}, force=force, flag="--output FILE", is_private=True)
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
 
 
-_ONLY_PLANNING = (
-    "compare",
-    "compare_layouts",
-    "why",
-    "wide",
-    "as_json",
-    "output",
-    "force",
-    "plot",
-    "num_nodes",
-)
-"""Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
-
-
 def _launch_line(output: Path | None, spec: RunSpec) -> str:
     """Return the command that trains with this plan on its GPUs."""
-    _, of_script = spec.typed
-    if output is not None:
-        module = ("-m",) if spec.target is not None and spec.target[0] == "-m" else ()
-        return shell_words(("zerofit", "launch", "--plan", str(output), *module, *of_script))
-    left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
-    return shell_words(("zerofit", "launch", *typed_flags(spec.typed[0], but_for=left_out), *of_script))
+    line = launch_line(spec)
+    if output is None:
+        return str(line)
+    module = tuple(flag for flag in line.flags if flag.name == "module")
+    plan_file = TypedFlag(name="plan", words=("--plan", str(output)))
+    return str(replace(line, flags=(plan_file, *module)))
 
 
 def _no_module() -> UserError:
@@ -249,12 +239,14 @@ def _text(
 ) -> str:
     if as_json:
         return plan_json(answers, subject.capture)
-    first = [] if is_comparison else as_it_is_lines(answers[0])
+    first = [] if is_comparison else verdict_lines(answers[0])
     parts = ["\n".join(wrapped(lines, width)) for lines in (first, subject.lines) if lines]
-    parts += [plan_comparison(answers, width=width) if is_comparison else plan_table(answers[0], width=width)]
+    parts += [
+        plan_comparison(answers, width=width) if is_comparison else answer_table(answers[0], width=width)
+    ]
     parts += [layout_table(answer, width=width) for answer in answers if answer.layouts]
-    if subject.capture is not None and not is_comparison and answers[0].fits:
-        parts += [applied_table(applied_rows(answers[0].plan), width=width, is_cut=False)]
+    if subject.capture is not None and not is_comparison and answers[0].chosen is not None:
+        parts += [applied_table(applied_rows(answers[0].plan), width=width)]
     if why:
         parts += [plan_why(answer, width=width) for answer in answers]
     return "\n\n".join(parts)

@@ -25,7 +25,7 @@ from zerofit.core.units import parse_bytes
 from zerofit.planning.options import DEFAULT_RESERVE, Allow, Loop, Reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
 
@@ -134,7 +134,7 @@ model_options = option_group(
         "--fast",
         "is_fast",
         is_flag=True,
-        help="Use closed forms instead of a trace: rough, in half a second.",
+        help="Use closed forms instead of a trace, in a second; plan then says what fits or may fit.",
     ),
     click.option(
         "--fastest",
@@ -199,28 +199,6 @@ class FixingVerb(GroupedVerb):
         if isinstance(script_args, tuple):  # otherwise click's marker for a missing value
             number += len(script_args)
         return args[: len(args) - number], args[len(args) - number :]
-
-
-def typed_flags(words: Sequence[str], *, but_for: Collection[str]) -> list[str]:
-    """Return the running verb's flags as typed, in their order, without some parameters.
-
-    Args:
-        words: the verb with its flags.
-        but_for: names of parameters.
-    """
-    ctx = click.get_current_context()
-    start = len(ctx.command_path.split())
-    values, _, order = ctx.command.make_parser(ctx).parse_args(list(words[start:]))
-    flags: list[str] = []
-    for option in dict.fromkeys(order):
-        if not isinstance(option, click.Option) or option.name is None or option.name in but_for:
-            continue
-        given = values[option.name]
-        if option.is_flag:
-            flags.append(option.opts[0] if given else option.secondary_opts[0])
-        for value in (given if option.multiple else (given,)) if not option.is_flag else ():
-            flags += [option.opts[0], value]
-    return flags
 
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}

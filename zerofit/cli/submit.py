@@ -161,7 +161,10 @@ def submit(
     """
     check_script_flags(script, script_args)
     if flags["on"] is None:  # which may stand behind the script
-        raise click.MissingParameter(param_hint="'--on'", param_type="option")
+        needs_gpus = not (flags["gpus"] or flags["plan"])
+        raise click.MissingParameter(
+            param_hint="'--on' and '--gpus' (or '--plan')" if needs_gpus else "'--on'", param_type="option"
+        )
     if dry_run and write_only:
         raise click.UsageError("--dry-run writes nothing, and --write-only the run folder: leave one out")
     cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}

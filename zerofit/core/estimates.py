@@ -94,6 +94,11 @@ class MemoryEstimate:
         return self.peak.total_bytes
 
     @property
+    def lower_bytes(self) -> float:
+        """The peak at the lower end of its uncertainty."""
+        return self.peak_bytes * (1 - self.uncertainty)
+
+    @property
     def upper_bytes(self) -> float:
         """The peak at the upper end of its uncertainty."""
         return self.peak_bytes * (1 + self.uncertainty)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,10 +11,11 @@ if TYPE_CHECKING:
 
 
 _GAP = 2
-_CUT = "…"
 _HANGING = 4
-_LEAST_LAST = 12
-"""Minimum width of the last cell."""
+_LEAST_LAST = 24
+"""Width to which the last cell shrinks before the others do."""
+_LEAST = 8
+"""Width to which any cell shrinks before words of the others are broken."""
 _LEAST_FOLDED = 40
 """Minimum width of a wrapped last cell beside the others; if less is left, it goes below them."""
 
@@ -21,7 +23,7 @@ _LEAST_FOLDED = 40
 def table_lines(
     rows: Sequence[Sequence[str]], *, width: int | None = None, leaves_out: Sequence[int] = ()
 ) -> list[str]:
-    """Return rows of cells as lines with aligned columns.
+    """Return rows of cells as lines with aligned columns; cells that are too long are wrapped, never cut.
 
     Args:
         rows: the cells, the same number in each row.
@@ -35,19 +37,14 @@ def table_lines(
         kept.remove(column)
     widths = [max(len(row[column]) for row in rows) for column in kept]
     if width is not None:
-        # The last cell is truncated first, then always the widest of the others.
-        over = max(0, sum(widths) + _GAP * (len(widths) - 1) - width)
-        cut = min(over, max(0, widths[-1] - _LEAST_LAST))
-        widths[-1] -= cut
-        for _ in range(over - cut):
-            widest = max(widths[:-1], default=0)
-            widths[widths.index(widest)] = max(1, widest - 1)
-    return [
-        (" " * _GAP)
-        .join(f"{_cut(row[column], size):<{size}}" for column, size in zip(kept, widths, strict=True))
-        .rstrip()
-        for row in rows
-    ]
+        _narrow(widths, by=sum(widths) + _GAP * (len(widths) - 1) - width)
+    lines = []
+    for row in rows:
+        cells = [_wrapped_cell(row[column], size) for column, size in zip(kept, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (f"{part:<{size}}" for part, size in zip(parts, widths, strict=True))
+            lines.append((" " * _GAP).join(padded).rstrip())
+    return lines
 
 
 def folded_table_lines(rows: Sequence[Sequence[str]], *, width: int | None) -> list[str]:
@@ -92,5 +89,17 @@ def _width(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> int:
     return sum(max(len(row[column]) for row in rows) for column in columns) + _GAP * (len(columns) - 1)
 
 
-def _cut(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else cell[: max(0, width - 1)] + _CUT
+def _narrow(widths: list[int], *, by: int) -> None:
+    """Make columns narrower: first the last, then always the widest of the others."""
+    for is_last, least in ((True, _LEAST_LAST), (False, _LEAST), (True, _LEAST), (False, 1)):
+        others = range(len(widths) - 1)
+        while by > 0 and widths:
+            column = len(widths) - 1 if is_last or not others else max(others, key=widths.__getitem__)
+            if widths[column] <= least:
+                break
+            widths[column] -= 1
+            by -= 1
+
+
+def _wrapped_cell(cell: str, width: int) -> list[str]:
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerofit.core.catalog_folder import CATALOG_FOLDER
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.units import GIB, MIB
 
@@ -208,14 +209,26 @@ def _ambiguous(name: str, said: str, found: list[CatalogGpu]) -> UserError:
     )
 
 
+def nearest_gpus(text: str) -> tuple[str, ...]:
+    """Return up to three names of the catalog similar to a misspelt one, best first; those of its series."""
+    spellings = {name.lower(): gpu.name for gpu in load_gpus() for name in (gpu.name, *gpu.aliases)}
+    makers = "|".join(_MAKERS - {"rtx"})  # a series of its own in the catalog's names
+    word = re.sub(rf"{makers}|\s", "", text.lower())
+    series = re.match(r"[a-z]*", word)
+    same = [name for name in spellings if series and series[0] and name.startswith(series[0])]
+    near = difflib.get_close_matches(word, same, n=9, cutoff=0.5)
+    near += difflib.get_close_matches(word, spellings, n=9, cutoff=0.6)
+    return tuple(dict.fromkeys(spellings[name] for name in near))[:3]
+
+
 def _unknown(name: str, said: str) -> UserError:
-    by_key = {_key(known): known for gpu in load_gpus() for known in (gpu.name, *gpu.aliases)}
-    near = nearest(_key(name), by_key)
+    near = nearest_gpus(name)
+    count = said[: -len(name)] if said.endswith(name) else ""
+    meant = f"--gpus {' or '.join(f'{count}{other}' for other in near)}, if that was meant; " if near else ""
     return UserError(
         "unknown-gpu",
         f"there is no GPU {name!r} in the catalog",
         found=f"--gpus {said}",
-        why="its memory and rates are unknown",
-        fix=(f"did you mean {by_key[near]}? If not, give" if near else "give")
-        + " the memory instead of the name, such as --gpus 1x24G",
+        why="its memory and rates are unknown; `zerofit gpus` lists those that are known",
+        fix=f"{meant}{'else ' if near else ''}give the memory instead of the name, such as --gpus 1x24G",
     )

@@ -228,8 +228,8 @@ def _unknown_model(text: str, hub: str) -> UserError:
     return UserError(
         "model-unknown",
         "no such model",
-        found=f"--model {text}: no folder, none of the {len(catalog_models())} models of the catalog, "
-        "not in the hub's cache",
+        found=f"--model {text}: no folder, none of the {len(catalog_models())} models of the catalog "
+        "(`zerofit models`), not in the hub's cache",
         why=hub,
         fix=(f"--model {' or '.join(near)}, if that was meant; else " if near else "")
         + "name a folder with a config.json, or a hub id while the hub can be reached",

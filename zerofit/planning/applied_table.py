@@ -47,20 +47,19 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
     )
 
 
-def applied_table(rows: tuple[Row, ...], *, width: int | None = None, is_cut: bool = True) -> str:
-    """Return the rows as a table; a single line if nothing changes.
+def applied_table(rows: tuple[Row, ...], *, width: int | None = None) -> str:
+    """Return the rows as a table, with reasons below their rows if it is too wide; a line if nothing changes.
 
     Args:
         width: columns of the terminal; None for no limit.
-        is_cut: True to cut long reasons; False to write them in full, below their rows.
     """
     if not rows:
         return "runs as the script says, without any change"
     cells = [_HEADER, *((row.what, row.script_says, row.runs, row.why) for row in rows)]
     lines = table_lines(cells)
-    if is_cut or width is None or max(map(len, lines)) <= width:
-        return "\n".join(table_lines(cells, width=width))
-    header, *settings = table_lines([row[:-1] for row in cells], width=width)
+    if width is None or max(map(len, lines)) <= width:
+        return "\n".join(lines)
+    header, *settings = table_lines([row[:-1] for row in cells])
     below = [
         line for setting, row in zip(settings, rows, strict=True) for line in (setting, f"    {row.why}")
     ]

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.text_table import table_lines
-from zerofit.planning.plan_labels import batch, gib, label, seconds
+from zerofit.planning.plan_labels import batch, gib, label, range_label, seconds
 from zerofit.planning.plan_reasons import why_it_loses
 from zerofit.planning.plan_table import is_narrow, short_label, short_verdict
+from zerofit.planning.screen import fit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ def _row(answer: Answer, layout: Layout, *, is_short: bool) -> tuple[str, ...]:
         topology.sequence_parallel_size,
         topology.pipeline_parallel_size,
     )
-    is_chosen = answer.fits and topology == answer.problem.topology
+    is_chosen = answer.chosen is not None and topology == answer.problem.topology
     judged = _judged(answer, layout, is_chosen=is_chosen, is_short=is_short)
     return (">" if is_chosen else "", " ".join(f"{size:<2}" for size in sizes).rstrip(), *judged)
 
@@ -56,11 +57,14 @@ def _judged(answer: Answer, layout: Layout, *, is_chosen: bool, is_short: bool) 
     words = label(best.strategy, without_columns)  # the sizes have a column of their own
     yield short_label(words) if is_short else words
     yield batch(best.strategy)
-    yield gib(best.estimate.device.peak_bytes)
+    device = best.estimate.device
+    yield gib(device.peak_bytes) if answer.screen is None else range_label(device)
     time = best.estimate.step_time
     yield "-" if time is None else seconds(time.seconds)
     if is_chosen:
         yield "chosen"
+    elif answer.screen is not None:
+        yield fit_of(best, layout.problem).value
     elif is_short:
         yield short_verdict(answer, best).replace("fits closely", "fits")
     else:

@@ -13,18 +13,20 @@ from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan
+from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.machine_from_flags import machine_of, no_gpus_here
 from zerofit.planning.make_problem import problem_of
-from zerofit.planning.options import CAPTURE_LIMIT_S
+from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
-from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
+from zerofit.planning.plan_table import as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.resolve import Verb, own_environment, resolve
+from zerofit.planning.screen_table import answer_table, table_html, verdict_lines
 from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import check_capture_limit, check_model_flags
-from zerofit.planning.subject import captured_subject, check_named, describe
+from zerofit.planning.subject import captured_subject, check_named, describe, needs_length
 from zerofit.scripts.capture.errors import INSTEAD
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.target import script_of
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Versions
     from zerofit.core.plan import Topology
-    from zerofit.planning.options import MachineFlags
     from zerofit.planning.problem import Problem
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.subject import Subject
@@ -48,11 +49,11 @@ class PrintableAnswer(Answer):
     """An Answer that prints as the table of `zerofit plan`."""
 
     def __str__(self) -> str:
-        first = as_it_is_lines(self)
-        return "\n".join([*first, *([""] if first else []), plan_table(self)])
+        first = verdict_lines(self)
+        return "\n".join([*first, *([""] if first else []), answer_table(self)])
 
     def _repr_html_(self) -> str:
-        return answer_html(self)
+        return table_html(self)
 
 
 @own_environment()
@@ -135,7 +136,7 @@ def plan_on_machines(
         planner = Planner(subject, is_fast=spec.options.is_fast, observer=observer)
         for for_machine, topology in zip(specs, topologies, strict=True):
             problem = _problem(for_machine, subject, topology, versions)
-            answers.append(planner.answer(problem, compares_layouts=compares_layouts))
+            answers.append(planner.answer(problem, compares_layouts=compares_layouts, screens=True))
     return subject, answers
 
 
@@ -170,13 +171,51 @@ def check_plannable(spec: RunSpec) -> None:
         return
     check_named(spec.options)
     check_capture_limit(spec.capture_limit_s, because="--model")
-    if not spec.overrides.has("global_batch_size"):
+    has_batch = spec.overrides.has("global_batch_size")
+    if not has_batch or (spec.options.sequence_length is None and spec.described.gpus is None):
+        check_none_missing(spec)
+    if not has_batch:
         raise UserError(
             "global-batch-missing",
             "a plan needs the global batch",
             found="no --global-batch-size",
             why="every strategy must make it: micro-batch x accumulation x ranks",
             fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
+        )
+
+
+_NEEDED = {
+    "--seq-len": ("512", "activations grow with the length of the samples"),
+    "--global-batch-size": ("64", "every strategy must make the global batch"),
+    "--gpus": ("8xA100-80G", "there is no GPU on this machine to plan for"),
+}
+"""Flags that a plan of a model may lack: an example of each, and why it is needed."""
+
+
+def check_none_missing(spec: RunSpec, *, needs_batch: bool = True) -> None:
+    """Check that at most one of the flags that a plan of a model needs is missing.
+
+    Args:
+        needs_batch: False for a verb that plans without a global batch.
+
+    Raises:
+        UserError: several are; for one alone a later check has its own error.
+    """
+    model = spec.options.model or ""
+    is_missing = {
+        "--seq-len": spec.options.sequence_length is None and needs_length(spec.options),
+        "--global-batch-size": needs_batch and not spec.overrides.has("global_batch_size"),
+        "--gpus": spec.described == MachineFlags() and not probe_machine().gpus,
+    }
+    missing = [flag for flag, missing in is_missing.items() if missing]
+    if len(missing) > 1:
+        example = " ".join(f"{flag} {_NEEDED[flag][0]}" for flag in missing)
+        raise UserError(
+            "flags-missing",
+            "a plan of a model needs more flags",
+            found=", ".join([f"--model {model}", *(f"no {flag}" for flag in missing)]),
+            why="; ".join(_NEEDED[flag][1] for flag in missing),
+            fix=f"add them with your numbers, as in {example}",
         )
 
 
@@ -316,6 +355,7 @@ def ranks_to_plan(spec: RunSpec, *, is_named: bool = True) -> Topology:
 
 
 def _fix(answer: Answer) -> str:
-    change = answer.suggestions[0].change if answer.suggestions else ""
-    is_pasted = change.startswith("--") and answer.problem.spec.typed[0]
-    return command_with(change, answer.problem.spec) if is_pasted else change
+    if not answer.suggestions:
+        return ""
+    first = answer.suggestions[0]
+    return command_with(first, answer.problem.spec) or first.change

@@ -105,6 +105,12 @@ def memory_label(estimate: MemoryEstimate) -> str:
     return f"{gib(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
 
 
+def range_label(estimate: MemoryEstimate) -> str:
+    """Return both ends of a peak in GiB: "43.3 to 64.9"."""
+    low, high = gib(estimate.lower_bytes), gib(estimate.upper_bytes)
+    return low if low == high else f"{low} to {high}"
+
+
 def terms_words(phase: PhaseMemory) -> str:
     """Return the large terms of a phase, the largest first: "weights 15.0, NCCL 0.7 GiB"."""
     sums: Counter[str] = Counter()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
-from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Buckets
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
+from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan_labels import (
     batch,
     fit_words,
@@ -22,17 +22,18 @@ from zerofit.planning.plan_labels import (
     kind_label,
     label,
     memory_label,
+    range_label,
     rate_name,
     step_time_label,
     terms_words,
     throughput,
     workload_words,
 )
-from zerofit.planning.plan_reasons import tier_in, why_it_loses
-from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE
+from zerofit.planning.plan_reasons import why_it_loses
+from zerofit.planning.search import TIME_TIE_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.core.strategy import Strategy
@@ -40,14 +41,27 @@ if TYPE_CHECKING:
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
+    from zerofit.planning.sources.typed_line import TypedLine
+    from zerofit.planning.suggestions import Suggestion
 
 _BAR = 20
 _BAR_NAME = "GPU memory"
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
-_COMMAND = "    "
+COMMAND = "    "
 """Indentation of a command to paste."""
-_FLAG_ALIASES = {"--sequence-length": "--seq-len", "--max-seq-length": "--seq-len"}
-"""Other spellings of flags that a suggestion may change."""
+_ONLY_PLANNING = (
+    "compare",
+    "compare_layouts",
+    "why",
+    "wide",
+    "as_json",
+    "output",
+    "force",
+    "plot",
+    "num_nodes",
+    "is_fast",
+)
+"""Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
 _WIDE = 160
 """Terminal columns from which on verdicts and strategies are written in full."""
 _LESS_IMPORTANT = (3, 7, 5, 6, 2)
@@ -78,16 +92,16 @@ def plan_table(answer: Answer, *, width: int | None = None) -> str:
     """
     rows = _cells(answer, is_short=is_narrow(width))
     table = table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)
-    last = _peak(answer) if answer.fits else _nothing_fits(answer)
+    last = _peak(answer) if answer.fits else nothing_fits_lines(answer)
     return "\n".join(
         [
-            *wrapped(_head(answer), width),
+            *wrapped(head_lines(answer), width),
             "",
             *table,
             "",
-            *wrapped(_legend(answer, columns=table[0]), width),
+            *wrapped(legend_lines(answer, columns=table[0]), width),
             "",
-            *wrapped(last, width, whole=_COMMAND),
+            *wrapped(last, width, whole=COMMAND),
         ]
     )
 
@@ -99,7 +113,7 @@ def machine_words(answer: Answer) -> str:
     return f"{topology.num_nodes} nodes of {gpus}" if topology.num_nodes > 1 else gpus
 
 
-def _head(answer: Answer) -> Iterator[str]:
+def head_lines(answer: Answer) -> Iterator[str]:
     problem = answer.problem
     model = problem.model
     kind = model.architecture or model.model_type
@@ -108,23 +122,31 @@ def _head(answer: Answer) -> Iterator[str]:
     yield f"{model.name} ({words}), {workload_words(problem)}"
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
     yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
-    if answer.is_fast:
+    if answer.screen is not None:
+        yield "a screen by closed forms: a trace of the model says more"
+    elif answer.is_fast:
         yield "estimated by closed forms, not by a trace of the model; the numbers are rougher"
 
 
 def answer_html(answer: Answer) -> str:
     """Return the same as HTML, for notebooks."""
 
-    def paragraph(lines: Iterator[str]) -> str:
+    last = _peak(answer) if answer.fits else nothing_fits_lines(answer)
+    return table_as_html(head_lines(answer), _cells(answer, is_short=False), (legend_lines(answer), last))
+
+
+def table_as_html(head: Iterable[str], cells: Sequence[Sequence[str]], below: Iterable[Iterable[str]]) -> str:
+    """Return paragraphs of lines above and below a table, whose first row is its header, as HTML."""
+
+    def paragraph(lines: Iterable[str]) -> str:
         return f"<p>{'<br>'.join(html.escape(line) for line in lines)}</p>"
 
     def row(cells: Sequence[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-    header, *rows = _cells(answer, is_short=False)
-    table = "".join((row(header, "th"), *(row(cells, "td") for cells in rows)))
-    last = _peak(answer) if answer.fits else _nothing_fits(answer)
-    return f"{paragraph(_head(answer))}<table>{table}</table>{paragraph(_legend(answer))}{paragraph(last)}"
+    header, *rows = cells
+    table = "".join((row(header, "th"), *(row(row_cells, "td") for row_cells in rows)))
+    return f"{paragraph(head)}<table>{table}</table>{''.join(map(paragraph, below))}"
 
 
 def short_label(words: str) -> str:
@@ -194,7 +216,7 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool
     ]
 
 
-def _legend(answer: Answer, *, columns: str = " ".join(_HEADER)) -> Iterator[str]:
+def legend_lines(answer: Answer, *, columns: str = " ".join(_HEADER)) -> Iterator[str]:
     letters = ", ".join(f"{group.letter} {group.name}" for group in GROUPS)
     ranks = answer.problem.topology.world_size
     where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
@@ -206,7 +228,8 @@ def _legend(answer: Answer, *, columns: str = " ".join(_HEADER)) -> Iterator[str
         yield f"batch: micro-batch x accumulation, on {where}"
     if _BAR_NAME in columns:
         yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
-    yield "±:     a measurement is expected within it; where it reaches beyond GPU or host: fits closely"
+    if answer.screen is None:
+        yield "±:     a measurement is expected within it; where it reaches beyond GPU or host: fits closely"
 
 
 def _peak(answer: Answer) -> Iterator[str]:
@@ -217,7 +240,7 @@ def _peak(answer: Answer) -> Iterator[str]:
     yield f"±: {device.uncertainty_source}"
 
 
-def _nothing_fits(answer: Answer) -> Iterator[str]:
+def nothing_fits_lines(answer: Answer) -> Iterator[str]:
     judged = answer.head
     problem, estimate = answer.problem, judged.estimate
     yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.shortage}."
@@ -234,28 +257,37 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         chosen = suggestion.best.strategy
         before = replace(chosen, precision=problem.own_precision) if problem.own_precision else None
         strategy = label(chosen, problem.topology, beside=before)
-        line = f"  {suggestion.change}: {strategy}, {memory_label(estimate.device)} GiB on each GPU"
-        line += ", closely" if suggestion.is_close else ""
-        is_same = suggestion.has_same_samples and tier_in(problem, chosen) in (0, OFFLOAD_TIER)
-        yield f"{line}; {'the same' if is_same else 'other'} results"
-        own = problem.spec.typed[0]
-        is_elsewhere = any(word.partition("=")[0] == "--gpus" for word in own)
-        if own and suggestion.flags and (is_elsewhere or suggestion.flags == suggestion.change):
-            yield f"{_COMMAND}{command_with(suggestion.flags, problem.spec)}"
+        if batch(chosen) != batch(judged.strategy):
+            strategy += f", batch {batch(chosen)}"
+        line = f"  {suggestion.change}: {strategy}, {_needs(estimate.device, answer)} GiB on each GPU"
+        if suggestion.is_close:
+            line += ", closely" if answer.screen is None else ", may fit"
+        yield f"{line}; {suggestion.results}"
+        if command := command_with(suggestion, problem.spec):
+            yield f"{COMMAND}{command}"
 
 
-def command_with(flags: str, spec: RunSpec) -> str:
-    """Return the command that was typed, with some of zerofit's flags replaced or added."""
-    own, of_script = spec.typed
-    changed, kept, words = flags.split(), list[str](), iter(own)
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        name = name.replace("_", "-")
-        if _FLAG_ALIASES.get(name, name) not in changed:
-            kept.append(word)
-        elif not has_value:
-            next(words, None)
-    return shell_words((*kept, *changed, *of_script))
+def _needs(device: MemoryEstimate, answer: Answer) -> str:
+    return memory_label(device) if answer.screen is None else range_label(device)
+
+
+def command_with(suggestion: Suggestion, spec: RunSpec) -> str:
+    """Return the command to type for a suggestion: a launch if there is a script; empty if there is none."""
+    changes = suggestion.changes
+    if not spec.typed or not changes:
+        return ""
+    if not any(change.name in MachineFlags.__dataclass_fields__ for change in changes):
+        return str(launch_line(spec).changed(changes))
+    return str(spec.typed.changed(changes)) if spec.described.gpus is not None else ""
+
+
+def launch_line(spec: RunSpec) -> TypedLine:
+    """Return the line that trains what a line of `zerofit plan` plans; another verb's line as it is."""
+    typed = spec.typed
+    if spec.target is None or typed.verb[1:] != ("plan",):
+        return typed
+    left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
+    return replace(typed.without(left_out), verb=("zerofit", "launch"))
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:

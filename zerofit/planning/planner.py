@@ -14,7 +14,6 @@ from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import check_libraries_of_traces
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.observed_runs import ObservedRuns
-from zerofit.planning.plan_table import as_it_is_words
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
@@ -56,6 +55,7 @@ class Planner:
         num_fastest: int = 0,
         learns: bool = True,
         compares_layouts: bool = False,
+        screens: bool = False,
     ) -> Answer:
         """Return the plan of a problem.
 
@@ -63,6 +63,7 @@ class Planner:
             num_fastest: how many of the fastest that fit to return beside the choice.
             learns: False to ignore observations of earlier runs on this machine.
             compares_layouts: True to compare all layouts.
+            screens: True if the answer must say what closed forms leave open, if these are used.
         """
         is_here, specified = problem.spec.is_here, problem.spec.machine
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
@@ -76,14 +77,14 @@ class Planner:
             self._solve, problem, rates, num_fastest=num_fastest, compares_layouts=compares_layouts
         )
         try:
-            answer = solved(is_fast=self._is_fast)
+            answer = solved(is_fast=self._is_fast, screens=self._is_fast and screens)
         except UserError as error:
             in_stages = problem.topology.pipeline_parallel_size > 1
             if error.rule not in _NOT_TRACED or not problem.model.num_layers or in_stages:
                 raise
             why = f"the model can't be traced ({error.found}): estimated by its dimensions, as with --fast"
             notes = (*notes, why)
-            answer = solved(is_fast=True)
+            answer = solved(is_fast=True, screens=False)
         left_out = dict.fromkeys(note for trace in self._traces.values() for note in trace.notes)
         return replace(answer, notes=(*notes, *answer.notes, *left_out))
 
@@ -93,7 +94,14 @@ class Planner:
         return TrainingEstimator(problem, trace=self._traced, rates=rates).estimate(strategy)
 
     def _solve(
-        self, problem: Problem, rates: Rates, *, num_fastest: int, compares_layouts: bool, is_fast: bool
+        self,
+        problem: Problem,
+        rates: Rates,
+        *,
+        num_fastest: int,
+        compares_layouts: bool,
+        is_fast: bool,
+        screens: bool,
     ) -> Answer:
         def estimators(kind: type[TrainingEstimator], trace: Callable[[TraceRequest], Trace]) -> EstimatorOf:
             return lambda problem: kind(
@@ -109,16 +117,14 @@ class Planner:
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             num_fastest=num_fastest,
             compares_layouts=compares_layouts,
+            screens=screens,
             on_nothing_fits=self._say_nothing_fits,
         )
         return replace(answer, is_fast=is_fast)
 
     def _say_nothing_fits(self, problem: Problem, own: EstimatedStrategy | None) -> None:
         if not self._is_fast:
-            known = f"{as_it_is_words(own, problem)}; " if own is not None else ""
-            self._observer.say(
-                f"{known}nothing fits: looking for the smallest changes with which it does ..."
-            )
+            self._observer.say("nothing fits: looking for the smallest changes with which it does ...")
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
         """Return a note if --fast can't check names of modules and parameters that the user gave."""

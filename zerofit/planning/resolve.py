@@ -18,7 +18,6 @@ from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.overrides import Overrides, flag_of
 from zerofit.core.plan import Plan
-from zerofit.core.secrets import shell_words
 from zerofit.core.setting import Place, Said
 from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.run_spec import RunSpec
@@ -26,10 +25,11 @@ from zerofit.planning.sources.config_files import nodes_with_files, read_config_
 from zerofit.planning.sources.launch_line import read_line
 from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
 from zerofit.planning.sources.settings import by_field, settings_of
+from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from zerofit.planning.solve import Answer
     from zerofit.planning.sources.config_files import ConfigFiles
@@ -184,21 +184,25 @@ def _with_line(own: Mapping[str, Any], line: ReadLine, of_line: Mapping[str, Any
     for name, value in of_line.items():
         if name not in _FILES and (own.get(name) is None or (name == "on_cpu" and not own[name])):
             settings[name] = value
-    typed, _ = own.get("typed") or ((), ())
-    if typed:  # the line as flags of the verb, so that it can be changed and typed again
-        module = ("-m",) if line.is_module else ()
-        settings["typed"] = ((*typed[:2], *line.words_of(of_line), *typed[2:], *module), line.target)
+    if typed := own.get("typed"):  # the line as flags of the verb, so that it can be changed and typed again
+        settings["typed"] = _in_front(line, of_line, typed)
     return settings
+
+
+def _in_front(line: ReadLine, of_line: Iterable[str], typed: TypedLine) -> TypedLine:
+    """Return a verb's line with another launcher's line as its flags and its script."""
+    flags = [TypedFlag(name=name, words=line.words_of([name])) for name in of_line]
+    module = (TypedFlag(name="module", words=("-m",)),) if line.is_module else ()
+    kept = tuple(flag for flag in flags if flag.words)
+    return replace(typed, flags=(*kept, *typed.flags, *module), script=line.target)
 
 
 def _tell_of_line(
     line: ReadLine, of_line: Mapping[str, Any], own: Mapping[str, Any], verb: Verb, observer: Observer
 ) -> None:
     """Say which command of zerofit a line is, and what is left out of it."""
-    typed, _ = own.get("typed") or ((), ())
-    module = ("-m",) if line.is_module else ()
-    words = (*line.words_of(of_line), *typed[2:], *module, *line.target)
-    observer.say(f"the command is equivalent to: zerofit {verb} {shell_words(words)}")
+    same = _in_front(line, of_line, own.get("typed") or TypedLine())
+    observer.say(f"the command is equivalent to: {replace(same, verb=('zerofit', verb))}")
     if line.left_out:
         observer.say(f"without {', '.join(line.left_out)}, which zerofit handles itself")
     unused = [word for word in line.words_of(_unused_by(verb)) if word.startswith("--")]

@@ -9,6 +9,7 @@ from zerofit.core.overrides import Overrides
 from zerofit.core.secrets import masked
 from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags, MemoryLimits, ModelFlags
 from zerofit.planning.sources.nodes import Nodes
+from zerofit.planning.sources.typed_line import TypedLine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +24,7 @@ _OPTIONS = ModelFlags()
 _HERE = MachineFlags()
 _NODES = Nodes()
 _NO_LIMITS = MemoryLimits()
+_NO_LINE = TypedLine()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,8 @@ class RunSpec:
     """Possible output folders that did not exist before the run; they don't invalidate a cached capture."""
     num_fastest: int = 0
     """Number of the fastest alternative strategies to plan, for trials."""
-    typed: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), compare=False, repr=False)
-    """The command line up to the script, and from it on; empty if there was none."""
+    typed: TypedLine = field(default=_NO_LINE, compare=False, repr=False)
+    """The command line; empty if there was none."""
 
     def setting(self, where: str = "", **values: Any) -> RunSpec:
         """Return the spec with other values of overrides; None removes one.

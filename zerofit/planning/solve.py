@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import DEEPSPEEDS_BUCKETS, Buckets, Engine, Strategy, describe_strategy
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
+from zerofit.planning.estimate.closed_form.uncertainty import closed_form_uncertainty
 from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
 from zerofit.planning.options import Allow
 from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.plan_reasons import plan_of, tier_in
+from zerofit.planning.screen import Fit, Screen, screen_of
 from zerofit.planning.search import placement_of, search
 from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
@@ -44,6 +46,8 @@ class Answer:
     """For the choice, or for the nearest strategy if nothing fits."""
     is_fast: bool = False
     """True if estimated by closed forms instead of traces."""
+    screen: Screen | None = None
+    """What closed forms leave open, if no trace was wanted."""
     as_it_is: EstimatedStrategy | None = None
     """The script without zerofit and without configuration files; None without a script, or if it sets up
     DeepSpeed or FSDP itself."""
@@ -62,8 +66,13 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        """True if anything fits."""
-        return self.found.chosen is not None
+        """True if anything fits, by a screen at both ends of the uncertainty."""
+        return self.found.chosen is not None if self.screen is None else self.screen.fit is Fit.FITS
+
+    @property
+    def chosen(self) -> EstimatedStrategy | None:
+        """The choice; None if nothing fits, or if closed forms leave it open."""
+        return self.found.chosen if self.screen is None else self.screen.chosen
 
     @property
     def head(self) -> EstimatedStrategy:
@@ -81,6 +90,7 @@ def solve(
     gpus: Sequence[GpuSpec] = (),
     num_fastest: int = 0,
     compares_layouts: bool = False,
+    screens: bool = False,
     on_nothing_fits: Callable[[Problem, EstimatedStrategy | None], None] = lambda _, __: None,
 ) -> Answer:
     """Return the plan of a problem with everything it was compared with.
@@ -91,6 +101,7 @@ def solve(
         gpus: larger GPUs to suggest.
         num_fastest: how many of the fastest strategies to return beside the choice.
         compares_layouts: True to compare all layouts, not only those that may be better than the choice.
+        screens: True if the estimators are by closed forms and the answer must say what these leave open.
         on_nothing_fits: called with the unchanged script before the search for suggestions, which takes long.
 
     Raises:
@@ -105,19 +116,23 @@ def solve(
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
         layouts = compare_layouts(problem, solve=lambda laid_out: _best_or_nearest(laid_out, estimator_of))
-    if shared := _with_shared_samples(problem, found, estimator_of, presolve):
+    screen = _screen(problem, found, space, estimator_of) if screens else None
+    may_fit = screen is not None and screen.fit is not Fit.TOO_LARGE
+    if not may_fit and (shared := _with_shared_samples(problem, found, estimator_of, presolve)):
         space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
+        screen = _screen(problem, found, space, estimator_of) if screens else None
     notes: list[str] = []
-    if found.chosen is None and (shorter := _shortened(problem, estimator_of, presolve)):
+    if found.chosen is None and not may_fit and (shorter := _shortened(problem, estimator_of, presolve)):
         problem = shorter
         found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+        screen = _screen(problem, found, space, estimator_of) if screens else None
         length = problem.workload.sequence_length
         notes.append(f"samples cut to {length} tokens, as --allow length says")
     own, of_files = script_as_it_is(problem), files_as_they_say(problem)
     estimator = estimator_of(problem)
     as_it_is = None if own is None else estimator.estimate(own)
     helps: tuple[Suggestion, ...] = ()
-    if found.chosen is None:
+    if found.chosen is None and (screen is None or screen.fit is Fit.TOO_LARGE):
         on_nothing_fits(problem, as_it_is)
         helps = suggestions(
             problem,
@@ -128,6 +143,7 @@ def solve(
     return Answer(
         problem=problem,
         found=found,
+        screen=screen,
         as_it_is=as_it_is,
         as_files_say=None if of_files is None else estimator.estimate(of_files),
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
@@ -136,6 +152,17 @@ def solve(
         suggestions=helps,
         notes=(*notes, *_notes(problem, found)),
         layouts=layouts,
+    )
+
+
+def _screen(problem: Problem, found: TrainingResult, space: Candidates, estimator_of: EstimatorOf) -> Screen:
+    return screen_of(
+        problem,
+        found,
+        space.strategies,
+        own=script_with_flags(problem),
+        uncertainty_of=lambda strategy: closed_form_uncertainty(strategy, problem.model)[0],
+        search=lambda changed, some: _search(changed, some, estimator_of, compares=True, num_fastest=2),
     )
 
 

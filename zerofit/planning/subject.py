@@ -89,7 +89,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
         notes.append(f"{source.name}: {source.note}")
     if facts.vocab_size and length is None:
         length = facts.max_sequence_length
-        if source.task is not Task.SPEECH_SEQ2SEQ or not length:
+        if _needs_length(source):
             raise _no_length(facts, options)
         note = f"{length} tokens of text in each sample, the most that the decoder takes, "
         notes.append(note + "beside audio of 30 s: say --seq-len")
@@ -112,6 +112,21 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
         notes=(*notes, *([note] if note else [])),
         tracer=partial(_trace_named, source),
     )
+
+
+def needs_length(options: ModelFlags) -> bool:
+    """Return True if a plan of the model given by --model needs the length of its samples.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    return _needs_length(probe_model(check_named(options), task=options.task, is_fast=True))
+
+
+def _needs_length(source: ModelSource) -> bool:
+    facts = source.facts
+    has_default = source.task is Task.SPEECH_SEQ2SEQ and bool(facts.max_sequence_length)
+    return bool(facts.vocab_size) and not has_default
 
 
 def _trace_named(source: ModelSource, request: TraceRequest, on_progress: Callable[[str], None]) -> Trace:
@@ -171,8 +186,8 @@ def check_named(flags: ModelFlags) -> str:
         "a plan needs a model",
         found="neither a script nor --model",
         why="its dimensions decide what fits",
-        fix="name the script that trains it, or give --model with a folder, a config.json, a hub id or a "
-        "name of the catalog",
+        fix="name the script that trains it, as in zerofit plan train.py; or give --model with a folder, a "
+        "config.json, a hub id or a name of `zerofit models`, and --seq-len and --global-batch-size",
     )
 
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from enum import Enum
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import AVAILABLE_SHARE
+from zerofit.core.overrides import flag_of
+from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.units import GIB, format_bytes
+from zerofit.machine.gpu_catalog import catalog_gpu
 from zerofit.planning.make_problem import on_other_ranks
 from zerofit.planning.options import Allow
+from zerofit.planning.plan_from_flags import default_precision
+from zerofit.planning.plan_labels import frozen_words
+from zerofit.planning.problem import Problem
 from zerofit.planning.search import EstimatedStrategy
+from zerofit.planning.sources.typed_line import TypedFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from zerofit.core.facts import GpuSpec, Machine
+    from zerofit.core.overrides import Overrides
     from zerofit.core.plan import Topology
-    from zerofit.planning.problem import Problem
+    from zerofit.core.strategy import Strategy
 
+W = TypeVar("W")
 P = TypeVar("P")
 S = TypeVar("S")
 
@@ -28,20 +40,59 @@ _MAX_RANKS = 1024
 """ASSUMPTION: larger clusters are no useful suggestion."""
 
 
+_8_BIT = (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
+_KEEPING_RESULTS: tuple[tuple[str, ...], ...] = (
+    ("micro_batch_size", "gradient_accumulation_steps"),
+    ("gradient_checkpointing", "checkpoint_every"),
+    ("engine", "zero_stage"),
+    ("optimizer_offload", "param_offload"),
+)
+"""Fields that decide how a step is computed and not what: the nearest change first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of what was asked for."""
+
+    text: str = ""
+    """As text; empty for flags alone."""
+    flags: tuple[TypedFlag, ...] = ()
+    """Flags that plan with the change; empty if there are none."""
+    released: tuple[str, ...] = ()
+    """Fields that the user set and that the planner may now choose."""
+
+
+Changes = Iterator[tuple[Change, Problem]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
     """A change with which something fits."""
 
     change: str
     """As text or flags."""
-    flags: str
+    changes: tuple[TypedFlag, ...]
     """Flags to plan with the change; empty if there are none."""
     best: EstimatedStrategy
     """The strategy that then fits."""
     is_close: bool
     """True if its uncertainty exceeds the memory that is then available."""
-    has_same_samples: bool
-    """True if each optimizer step has the same samples, of the same length."""
+    trains_other: tuple[str, ...]
+    """What else is then trained, or on what; empty if each step trains the same on the same samples."""
+    rounds_more: tuple[str, ...]
+    """What is then computed in fewer bits."""
+
+    @property
+    def flags(self) -> str:
+        """The flags to change or add, as text."""
+        return " ".join(word for flag in self.changes for word in flag.words)
+
+    @property
+    def results(self) -> str:
+        """Whether the training computes the same, in a few words."""
+        parts = [f"changes what is trained: {', '.join(self.trains_other)}"] if self.trains_other else []
+        parts += [f"rounds more: {', '.join(self.rounds_more)}"] if self.rounds_more else []
+        return "; ".join(parts) or "the same results"
 
 
 def suggestions(
@@ -58,22 +109,6 @@ def suggestions(
         presolve: a faster, less exact solve, which preselects changes; None to solve all.
         gpus: GPUs that may be suggested.
     """
-    free = (
-        _one_stage_per_rank(problem),
-        _allowed(problem, Allow.ADAFACTOR),
-        _allowed(problem, Allow.LORA),
-        _allowed(problem, Allow.QLORA),
-        _shorter(problem),
-    )
-    machines = (
-        (
-            (words, replace(problem, machine=changed))
-            for words, changed in with_more_host_memory(problem.machine)
-        ),
-        _nvme_disks(problem),
-        _more_gpus(problem),
-        _bigger_gpus(problem, gpus),
-    )
 
     def solved(changed: Problem) -> EstimatedStrategy | None:
         try:
@@ -83,27 +118,143 @@ def suggestions(
                 else None
             )
             return solve(changed, quick) if presolve is None or quick else None
-        except UserError:
-            return None  # the global batch does not divide over these ranks
+        except (UserError, ExceptionGroup):
+            return None  # the global batch does not divide over these ranks, or a rule forbids what is left
 
-    helping = list(first_that_help(free, solved)) or list(first_that_help([_free_together(problem)], solved))
+    same = list(first_that_help((_released(problem, [part]) for part in _KEEPING_RESULTS), solved))
+    same = same or list(first_that_help([_released_together(problem)], solved))
+    free = list(first_that_help(_free(problem), solved))
+    free = free or list(first_that_help([_free_together(problem)], solved))
+    machines = first_that_help(_machines(problem, gpus), solved)
     return tuple(
-        Suggestion(
-            change=change,
-            flags=change if change.startswith("--") else _machine_flags(problem.machine, changed.machine),
-            best=best,
-            is_close=changed.is_close(best.estimate),
-            has_same_samples=_samples(changed) == _samples(problem),
-        )
-        for change, changed, best in (*helping, *first_that_help(machines, solved))
+        _suggestion(change, changed, best, before=problem)
+        for change, changed, best in (*same, *free, *machines)
     )
 
 
-def _one_stage_per_rank(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _free(problem: Problem) -> tuple[Changes, ...]:
+    return (
+        _one_stage_per_rank(problem),
+        _in_16_bits(problem),
+        _allowed(problem, Allow.ADAFACTOR),
+        _allowed(problem, Allow.LORA),
+        _allowed(problem, Allow.QLORA),
+        _shorter(problem),
+    )
+
+
+def _machines(problem: Problem, gpus: Sequence[GpuSpec]) -> tuple[Changes, ...]:
+    memory = (
+        (Change(text=words, flags=_size_flag("host_ram", changed.host_memory_bytes)), changed)
+        for words, changed in with_more_host_memory(problem.machine)
+    )
+    return (
+        ((change, replace(problem, machine=changed)) for change, changed in memory),
+        _nvme_disks(problem),
+        _more_gpus(problem),
+        _bigger_gpus(problem, gpus),
+    )
+
+
+def _suggestion(change: Change, changed: Problem, best: EstimatedStrategy, *, before: Problem) -> Suggestion:
+    flags = change.flags or tuple(_flags_of_released(change, best.strategy, before.said))
+    words = (_in_place(flag, before.said) for flag in flags)
+    return Suggestion(
+        change=change.text or (", ".join(words) if change.released else _text(flags)),
+        changes=flags,
+        best=best,
+        is_close=changed.is_close(best.estimate),
+        trains_other=tuple(_trains_other(changed, best.strategy, before)),
+        rounds_more=tuple(_rounds_more(changed, best.strategy, before)),
+    )
+
+
+def _text(flags: Iterable[TypedFlag]) -> str:
+    return " ".join(word for flag in flags for word in flag.words)
+
+
+def _flag(name: str, value: Any) -> TypedFlag:
+    """Return the flag that sets a field."""
+    if isinstance(value, bool):
+        return TypedFlag(name=name, words=(flag_of(name, value),))
+    return TypedFlag(name=name, words=(flag_of(name), str(value.value if isinstance(value, Enum) else value)))
+
+
+def _size_flag(name: str, num_bytes: int | None) -> tuple[TypedFlag, ...]:
+    return (_flag(name, f"{(num_bytes or 0) // GIB}G"),)
+
+
+def _flags_of_released(change: Change, found: Strategy, said: Overrides) -> Iterator[TypedFlag]:
+    """Yield the flags of the fields that now have another value than the user set."""
+    for name in change.released:
+        value = getattr(found, name)
+        if value != said.get(name):
+            yield _flag(name, value)
+
+
+def _in_place(flag: TypedFlag, said: Overrides) -> str:
+    """Return a changed flag beside the value that the user set, with its file if it has one."""
+    value = said.get(flag.name)
+    before = flag_of(flag.name, False) if value is False else getattr(value, "value", value)
+    place = f" ({said.where(flag.name)})" if said.is_in_file(flag.name) else ""
+    return f"{' '.join(flag.words)} in place of {before}{place}"
+
+
+def _trains_other(changed: Problem, found: Strategy, before: Problem) -> Iterator[str]:
+    length, total = _samples(changed)
+    own_length, own_total = _samples(before)
+    if length != own_length:
+        yield f"samples of {length} tokens"
+    if total != own_total:
+        yield f"a global batch of {total}"
+    said = before.said
+    if found.lora is not None and not said.has("lora"):
+        yield "adapters alone" if found.quantization is None else "adapters alone, on weights in 4 bits"
+    if found.freeze and not said.has("freeze"):
+        yield frozen_words(found.freeze)
+    if found.optimizer is OptimizerName.ADAFACTOR and not said.has("optimizer"):
+        yield "Adafactor in place of AdamW"
+
+
+def _rounds_more(changed: Problem, found: Strategy, before: Problem) -> Iterator[str]:
+    own = before.said.get("precision") or before.own_precision
+    if own is Precision.FP32 and found.precision not in (None, own):
+        yield found.precision.value
+    if found.optimizer in _8_BIT and not before.said.has("optimizer"):
+        yield "8-bit optimizer states"
+
+
+def _released(problem: Problem, parts: Iterable[tuple[str, ...]]) -> Changes:
+    """Yield the problem with some fields that the user set left to the planner; none if none was set."""
+    names = tuple(name for part in parts for name in part if problem.said.has(name))
+    if not names or (problem.workload.global_batch_size is None and "micro_batch_size" in names):
+        return  # without a global batch the micro-batch decides it
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    spec = problem.spec.setting(**nothing)
+    yield Change(released=names), replace(problem, spec=spec)
+
+
+def _released_together(problem: Problem) -> Changes:
+    """Yield the problem with several kinds of fields left to the planner, few first."""
+    said = [part for part in _KEEPING_RESULTS if any(problem.said.has(name) for name in part)]
+    for number in range(2, len(said) + 1):
+        for parts in combinations(said, number):
+            yield from _released(problem, parts)
+
+
+def _in_16_bits(problem: Problem) -> Changes:
+    if problem.said.get("precision") is Precision.FP32:
+        precision = default_precision(problem.machine)
+        spec = problem.spec.setting(precision=precision)
+        yield Change(flags=(_flag("precision", precision),)), replace(problem, spec=spec)
+
+
+def _one_stage_per_rank(problem: Problem) -> Changes:
     if problem.topology.is_interleaved:
         topology = replace(problem.topology, pipeline_stages_per_rank=1, stage_blocks=())
         spec = problem.spec.setting(pipeline_stages_per_rank=1)
-        yield "--pipeline-stages-per-rank 1", replace(problem, topology=topology, spec=spec)
+        change = Change(flags=(_flag("pipeline_stages_per_rank", 1),))
+        yield change, replace(problem, topology=topology, spec=spec)
 
 
 def _samples(problem: Problem) -> tuple[int | None, int | None]:
@@ -116,20 +267,9 @@ def _with_smaller_reserve(problem: Problem) -> Problem:
     return problem.with_options(reserve=replace(reserve, share=reserve.share - _QUICK_ERROR))
 
 
-def _machine_flags(present: Machine, changed: Machine) -> str:
-    """Return the flag that plans for a machine with more host memory or disks."""
-    if changed.gpus != present.gpus:
-        return ""
-    if changed.nvme_bytes != present.nvme_bytes:
-        return f"--nvme {(changed.nvme_bytes or 0) // GIB}G"
-    if changed.host_memory_bytes != present.host_memory_bytes:
-        return f"--host-ram {changed.host_memory_bytes // GIB}G"
-    return ""
-
-
 def first_that_help(
-    kinds: Iterable[Iterable[tuple[str, P]]], solve: Callable[[P], S | None]
-) -> Iterator[tuple[str, P, S]]:
+    kinds: Iterable[Iterable[tuple[W, P]]], solve: Callable[[P], S | None]
+) -> Iterator[tuple[W, P, S]]:
     """Yield the first change of each kind with which something fits, with the result of solve."""
     for changes in kinds:
         for words, changed in changes:
@@ -138,7 +278,7 @@ def first_that_help(
                 break
 
 
-def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _more_gpus(problem: Problem) -> Changes:
     topology, machine = problem.topology, problem.machine
     is_fixed = problem.script is None or problem.said.has("global_batch_size")
     global_batch_size = problem.workload.global_batch_size if is_fixed else None
@@ -160,7 +300,20 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
             changed = on_other_ranks(problem, bigger, ranks)
         except UserError:
             continue  # the script's batch does not divide over these ranks
-        yield f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}", changed
+        text = f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}"
+        flags = _gpus_flags(bigger, num_nodes=nodes, has_host_ram=problem.spec.described.host_ram is not None)
+        yield Change(text=text, flags=flags), changed
+
+
+def _gpus_flags(machine: Machine, *, num_nodes: int, has_host_ram: bool) -> tuple[TypedFlag, ...]:
+    """Return the flags that plan for a machine; none if --gpus can't name its GPU."""
+    gpu = machine.gpus[0]
+    known = catalog_gpu(gpu.name, gpu.memory_bytes)
+    if known is None:
+        return ()
+    flags = [_flag("gpus", f"{len(machine.gpus)}x{known.name}"), TypedFlag(name="num_processes", words=())]
+    flags += _size_flag("host_ram", machine.host_memory_bytes) if has_host_ram else ()
+    return (*flags, *((_flag("num_nodes", num_nodes),) if num_nodes > 1 else ()))
 
 
 def _larger_clusters(topology: Topology) -> Iterator[tuple[int, int]]:
@@ -174,7 +327,7 @@ def _larger_clusters(topology: Topology) -> Iterator[tuple[int, int]]:
             yield nodes, full
 
 
-def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[str, Problem]]:
+def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Changes:
     present = problem.smallest_gpu
     seen = {present.memory_bytes}
     for gpu in sorted(gpus, key=lambda gpu: gpu.memory_bytes):
@@ -185,34 +338,45 @@ def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[st
         seen.add(gpu.memory_bytes)
         machine = replace(problem.machine, gpus=(gpu,) * len(problem.machine.gpus))
         size = format_bytes(gpu.memory_bytes)
-        yield f"{len(machine.gpus)} x {gpu.name} ({size}) on each node", replace(problem, machine=machine)
+        text = f"{len(machine.gpus)} x {gpu.name} ({size}) on each node"
+        num_nodes, has_host_ram = problem.topology.num_nodes, problem.spec.described.host_ram is not None
+        flags = _gpus_flags(machine, num_nodes=num_nodes, has_host_ram=has_host_ram)
+        yield Change(text=text, flags=flags), replace(problem, machine=machine)
 
 
-def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _nvme_disks(problem: Problem) -> Changes:
     size = 1 << max(problem.machine.nvme_bytes, 256 * GIB).bit_length()
     for _ in range(5):
         disks = replace(problem.machine, nvme_bytes=size)
-        yield f"{format_bytes(size)} free on NVMe disks of each node", replace(problem, machine=disks)
+        text = f"{format_bytes(size)} free on NVMe disks of each node"
+        yield Change(text=text, flags=_size_flag("nvme", size)), replace(problem, machine=disks)
         size *= 2
 
 
-def _allowed(problem: Problem, *what: Allow) -> Iterator[tuple[str, Problem]]:
+def _allowed(problem: Problem, *what: Allow) -> Changes:
     allow = problem.allow.union(what)
     if allow != problem.allow:
-        yield f"--allow {','.join(sorted(allow))}", problem.with_options(allow=allow)
+        change = Change(flags=(_flag("allow", ",".join(sorted(allow))),))
+        yield change, problem.with_options(allow=allow)
 
 
-def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def _shorter(problem: Problem) -> Changes:
     for shorter in problem.shorter():
         length = shorter.workload.sequence_length
-        says = f"--seq-len {length}" if problem.script is None else f"samples cut to {length} in the script"
-        yield says, shorter
+        if problem.script is None:
+            yield (
+                Change(flags=(TypedFlag(name="sequence_length", words=("--seq-len", str(length))),)),
+                shorter,
+            )
+        else:
+            yield Change(text=f"samples cut to {length} in the script"), shorter
 
 
-def _free_together(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    for flags, allowed in _allowed(problem, Allow.LORA, Allow.QLORA):
+def _free_together(problem: Problem) -> Changes:
+    for allow, allowed in _allowed(problem, Allow.LORA, Allow.QLORA):
         for shortened, changed in _shorter(allowed):
-            yield f"{shortened} {flags if problem.script is None else f'with {flags}'}", changed
+            text = f"{shortened.text} with {_text(allow.flags)}" if shortened.text else ""
+            yield Change(text=text, flags=() if text else (*shortened.flags, *allow.flags)), changed
 
 
 GPUS_OF_A_NODE = 8

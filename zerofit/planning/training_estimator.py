@@ -13,6 +13,7 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
+from zerofit.planning.estimate.closed_form.uncertainty import closed_form_uncertainty
 from zerofit.planning.estimate.device_memory.memory import (
     estimate_memory,
     estimate_within,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.allocation_log import AllocationLog, Trace
     from zerofit.core.estimates import StepTime
-    from zerofit.core.facts import GpuSpec, Workload
+    from zerofit.core.facts import GpuSpec, ModelFacts, Workload
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.replay import TapePeak
@@ -474,14 +475,6 @@ ASSUMPTION: in nine published BERT-large runs live tensors and context alone wer
 of a closed-form log are too few and too large for a replay.
 Source: https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one
 """
-UNCERTAINTY = 0.2
-UNCERTAINTY_SOURCE = (
-    "32 of 33 published runs on one GPU lay within 20 % of closed forms (docs/reference/predictions.md)"
-)
-FROZEN = 0.6
-"""Uncertainty with frozen layers, whose activations are counted as if they trained: 2.8 GiB against 1.1
-traced with all but the head frozen."""
-FROZEN_SOURCE = "ASSUMPTION: frozen layers save as many activations as trained ones, up to 2.5 times too much"
 QUANTIZED_TIME = 2.0
 """Uncertainty of a step's time with quantized weights: 22 ms against 62 traced."""
 QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"
@@ -512,7 +505,7 @@ class ClosedFormEstimator(TrainingEstimator):
         return 0  # closed forms do not know each parameter
 
     def _estimate(self, setup: Setup) -> MemoryEstimate:
-        return closed_form_memory(setup, self.outside)
+        return closed_form_memory(setup, self.outside, model=self._problem.model)
 
     def _predicted_step_time(self, strategy: Strategy) -> StepTime | None:
         found = super()._predicted_step_time(strategy)
@@ -525,23 +518,21 @@ class ClosedFormEstimator(TrainingEstimator):
         return device if device.peak_bytes <= self._problem.device_bytes else None
 
 
-def closed_form_memory(setup: Setup, outside: tuple[Term, ...]) -> MemoryEstimate:
+def closed_form_memory(setup: Setup, outside: tuple[Term, ...], *, model: ModelFacts) -> MemoryEstimate:
     """Return the memory of one GPU by a closed-form log, without the allocator's replay.
 
     Args:
         setup: with the log of closed_form_log.
         outside: memory outside PyTorch (non_torch_terms).
+        model: the model, whose family decides how certain closed forms are.
     """
     engine = play_strategy(setup, sketch=True)
     phases = tuple(
         PhaseMemory(phase=peak.phase, terms=(*_terms(engine, peak), *outside))
         for peak in replay_live(engine.tape).peaks
     )
-    return MemoryEstimate(
-        phases=phases,
-        uncertainty=FROZEN if setup.strategy.freeze else UNCERTAINTY,
-        uncertainty_source=FROZEN_SOURCE if setup.strategy.freeze else UNCERTAINTY_SOURCE,
-    )
+    uncertainty, source = closed_form_uncertainty(setup.strategy, model)
+    return MemoryEstimate(phases=phases, uncertainty=uncertainty, uncertainty_source=source)
 
 
 def _terms(engine: SimulatedEngine, peak: TapePeak) -> tuple[Term, ...]:

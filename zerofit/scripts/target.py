@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError, nearest
+from zerofit.core.secrets import shell_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def check_script(target: tuple[str, ...]) -> None:
             found=f"{script} ...",
             why="this verb takes the script itself, and zerofit's own flags before it",
             fix="name the script that the launcher starts; `zerofit launch` and `zerofit plan` take the "
-            f"whole line: zerofit plan {script}{' launch' * (script == 'accelerate')} ...",
+            f"whole line: zerofit plan {shell_words(target)}",
         )
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []

@@ -10,8 +10,8 @@ from typing import Any
 import published
 import pytest
 
+from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY, UNCERTAINTY_SOURCE
 from zerofit.planning.estimate.device_memory.memory import BY_NAME, BY_OWN_MODEL, QUANTIZED_BY_NAME
-from zerofit.planning.training_estimator import UNCERTAINTY, UNCERTAINTY_SOURCE
 
 _ROOT = Path(__file__).parents[3]
 _NAMES = ("hf-bertL-adam8bit-all", pytest.param("litgpt-30", marks=pytest.mark.slow))

@@ -12,16 +12,20 @@ from zerofit.planning.plan_labels import (
     gib,
     label,
     memory_label,
+    range_label,
     rate_name,
     step_time_label,
     throughput,
     workload_words,
 )
 from zerofit.planning.plan_table import bar, machine_words
+from zerofit.planning.screen import Fit
+from zerofit.planning.search import RuledOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zerofit.planning.screen import Screen
     from zerofit.planning.solve import Answer
 
 _BAR = 20
@@ -52,6 +56,8 @@ def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> s
 def _row(answer: Answer) -> tuple[str, ...]:
     problem, judged = answer.problem, answer.head
     estimate = judged.estimate
+    if answer.screen is not None:
+        return _screened(answer, answer.screen)
     return (
         machine_words(answer),
         label(judged.strategy, problem.topology),
@@ -62,4 +68,23 @@ def _row(answer: Answer) -> tuple[str, ...]:
         step_time_label(estimate.step_time),
         throughput(judged, problem.topology),
         fit_words(estimate, problem) if judged.fits else judged.shortage,
+    )
+
+
+def _screened(answer: Answer, screen: Screen) -> tuple[str, ...]:
+    """Return the simplest strategy that fits, or may fit, as an example: which is the fastest is open."""
+    problem = answer.problem
+    row = next(row for row in screen.rows if row.fit is screen.fit)
+    judged = answer.head if isinstance(row.judged, RuledOut) else row.judged
+    words = label(judged.strategy, problem.topology)
+    return (
+        machine_words(answer),
+        words if screen.fit is Fit.TOO_LARGE or judged is screen.chosen else f"such as {words}",
+        batch(judged.strategy),
+        bar(judged.estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
+        f"{range_label(judged.estimate.device)} of {gib(problem.device_bytes)}",
+        f"{range_label(judged.estimate.host)} of {gib(problem.host_bytes)}",
+        step_time_label(judged.estimate.step_time),
+        throughput(judged, problem.topology),
+        judged.shortage if screen.fit is Fit.TOO_LARGE else screen.fit.value,
     )

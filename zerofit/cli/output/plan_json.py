@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture
     from zerofit.core.estimates import Estimate, MemoryEstimate
     from zerofit.planning.layouts import Layout
+    from zerofit.planning.screen import Screen
     from zerofit.planning.search import EstimatedStrategy
     from zerofit.planning.solve import Answer
 
@@ -54,7 +55,8 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "host_bytes": problem.host_bytes,
         "as_it_is": _judged(answer, answer.as_it_is),
         "as_files_say": _judged(answer, answer.as_files_say),
-        "chosen": _judged(answer, found.chosen),
+        "screen": None if answer.screen is None else _screen(answer, answer.screen),
+        "chosen": _judged(answer, answer.chosen),
         "nearest": _judged(answer, found.nearest),
         "others": [_judged(answer, other) for other in found.others],
         "variants": [
@@ -69,9 +71,11 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
             }
             for dropped in answer.dropped
         ],
-        "reasons": [dataclasses.asdict(reason) for reason in answer.plan.reasons],
+        "reasons": [dataclasses.asdict(reason) for reason in answer.plan.reasons]
+        if answer.screen is None or answer.chosen
+        else [],
         "changes": None
-        if capture is None or not answer.fits
+        if capture is None or answer.chosen is None
         else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
         "suggestions": [
             {"change": suggestion.change, **(_judged(answer, suggestion.best) or {})}
@@ -80,6 +84,23 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "counts": dataclasses.asdict(found.counts),
         "notes": list(answer.notes),
         **({"layouts": [_layout(answer, layout) for layout in answer.layouts]} if answer.layouts else {}),
+    }
+
+
+def _screen(answer: Answer, screen: Screen) -> dict[str, Any]:
+    return {
+        "fit": screen.fit,
+        "rows": [
+            {
+                "fit": row.fit,
+                **(
+                    _ruled_out(row.judged)
+                    if isinstance(row.judged, RuledOut)
+                    else _judged(answer, row.judged) or {}
+                ),
+            }
+            for row in screen.rows
+        ],
     }
 
 
@@ -98,12 +119,12 @@ def _ruled_out(out: RuledOut) -> dict[str, Any]:
 def _judged(answer: Answer, judged: EstimatedStrategy | None) -> dict[str, Any] | None:
     if judged is None:
         return None
-    is_choice = judged is answer.found.chosen
+    is_choice = judged is answer.chosen
     return {
         "strategy": dataclasses.asdict(judged.strategy),
         "fits": judged.fits,
         "lacks": judged.shortage or None,
-        "why_not": None if is_choice else why_it_loses(judged, answer.found.chosen, answer.problem),
+        "why_not": None if is_choice else why_it_loses(judged, answer.chosen, answer.problem),
         "estimate": _estimate(judged.estimate),
     }
 

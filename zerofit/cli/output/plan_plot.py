@@ -86,6 +86,6 @@ def _write_above(axes: Any, place: int, height: float, note: str) -> None:
 
 def _note(answer: Answer, judged: EstimatedStrategy) -> str:
     if judged.fits:
-        return "chosen" if judged == answer.head else ""
+        return "chosen" if judged == answer.chosen else ""
     is_on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
     return _TOO_LARGE if is_on_gpu else f"{_TOO_LARGE}\nfor the host"

@@ -19,15 +19,22 @@ if TYPE_CHECKING:
 def plan_why(answer: Answer, *, width: int | None = None) -> str:
     """Return what `zerofit plan --why` prints below the table, in lines of at most `width` columns."""
     estimate = answer.head.estimate
+    is_open = answer.screen is not None and answer.screen.chosen is None
     parts = (
-        _reasons(answer, width),
-        _losers(answer, width),
+        *((wrapped([_terms_of(answer)], width),) if is_open else ()),
+        *(() if is_open else (_reasons(answer, width), _losers(answer, width))),
         _memory("memory of each GPU", estimate.device, width),
         _memory("memory of each host", estimate.host, width),
         _time(answer, width),
         wrapped([_search(answer)], width),
     )
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _terms_of(answer: Answer) -> str:
+    strategy = answer.head.strategy
+    words = f"{label(strategy, answer.problem.topology)}, batch {batch(strategy)}"
+    return f"terms of {words}, as an example: closed forms leave open which strategy is the fastest"
 
 
 def _reasons(answer: Answer, width: int | None) -> Iterator[str]:

@@ -24,6 +24,7 @@ from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
 from zerofit.planning.options import CAPTURE_LIMIT_S, Allow, Loop, MachineFlags, ModelFlags, Reserve
 from zerofit.planning.sources.nodes import Nodes
+from zerofit.planning.sources.typed_line import TypedLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,6 +132,7 @@ _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
 _OF_NODES = frozenset(Nodes.__dataclass_fields__)
 _OVERRIDES = (FLAGS.keys() | OTHER_FLAGS.keys()) - {"world_size", "num_nodes"}
 _OTHERS = frozenset({"preset", "plan", "on_cpu", "typed"})
+_NO_LINE = TypedLine()
 _OF_COMMAND_LINE = frozenset({"plan", "typed"})
 """What a keyword argument of its own, or the command line, sets."""
 SETTINGS = tuple(sorted((_OF_MODEL | _OF_MACHINE | _OF_NODES | _OVERRIDES | _OTHERS) - _OF_COMMAND_LINE))
@@ -149,8 +151,8 @@ class Settings:
     preset: str | None = None
     plan: Plan | None = None
     on_cpu: bool = False
-    typed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """The command line up to the script, and from it on; empty if there was none."""
+    typed: TypedLine = _NO_LINE
+    """The command line; empty if there was none."""
 
 
 def by_field(settings: Mapping[str, Any]) -> dict[str, Any]:

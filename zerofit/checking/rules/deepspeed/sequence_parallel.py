@@ -101,7 +101,7 @@ def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
     summary="accelerate launch refuses --use_parallelism_config with DeepSpeed",
     why="it checks for FSDP 2 before it reads that DeepSpeed implements the dimension",
     fix="set it in the section parallelism_config of accelerate's file, or use `zerofit launch "
-    "--sequence-parallel-size`",
+    "--sequence-parallel-size N`",
     see=f"{ACCELERATE}/commands/launch.py",
     evidence=fails("You cannot use `--use_parallelism_config`"),
     is_fixed_by_launch=True,
@@ -121,7 +121,7 @@ def _by_flags(situation: Situation) -> Iterator[Hit]:
     summary="with accelerate's sequence parallelism Trainer supports one sample at a time",
     why="it slices labels along the tokens without making them contiguous, and transformers' loss calls "
     "view() on them",
-    fix="set per_device_train_batch_size to 1, or use `zerofit launch --sequence-parallel-size`",
+    fix="set per_device_train_batch_size to 1, or use `zerofit launch --sequence-parallel-size N`",
     see=_ULYSSES,
     evidence=fails("view size is not compatible"),
     is_fixed_by_launch=True,
@@ -191,7 +191,7 @@ def _with_tensor_parallel(situation: Situation) -> Iterator[Hit]:
     summary="DeepSpeed does not reduce gradients over groups from its configuration",
     why="sequence_parallel_size with data_parallel_size makes the engine reduce gradients only over "
     "data-parallel ranks, and the ranks of a group diverge",
-    fix="remove both keys; `zerofit launch --sequence-parallel-size` creates working groups",
+    fix="remove both keys; `zerofit launch --sequence-parallel-size N` creates working groups",
     see=f"{DEEPSPEED}/utils/groups.py",
     evidence=DIFFERS,
 )

@@ -1,0 +1,134 @@
+"""The screen of `plan --fast` as text: what fits, may fit or is too large, and no choice that is open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.text_table import table_lines, wrapped
+from zerofit.core.units import format_bytes
+from zerofit.planning.plan_labels import batch, gib, kind_label, label, range_label
+from zerofit.planning.plan_table import (
+    COMMAND,
+    answer_html,
+    as_it_is_lines,
+    head_lines,
+    is_narrow,
+    legend_lines,
+    nothing_fits_lines,
+    plan_table,
+    short_label,
+    table_as_html,
+)
+from zerofit.planning.screen import Fit, fit_of
+from zerofit.planning.search import RuledOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.planning.screen import Screen, Screened
+    from zerofit.planning.search import EstimatedStrategy
+    from zerofit.planning.solve import Answer
+
+_HEADER = ("", "strategy", "batch", "GiB needed", "host GiB", "verdict")
+_INSTEAD = "plan without --fast, which traces the model"
+_LESS_IMPORTANT = (2, 4)
+"""Columns to leave out first in a narrow terminal: batch, host."""
+_NEEDED = "GiB needed: tensors and CUDA context; PyTorch's allocator may cache more while there is room"
+
+
+def verdict_lines(answer: Answer) -> list[str]:
+    """Return the verdicts on the unchanged script and on its files, and what runs if that is known."""
+    if answer.screen is None:
+        return as_it_is_lines(answer)
+    said = (("your script as it is", answer.as_it_is), ("as your files say", answer.as_files_say))
+    return [f"{name}: {fit_words(judged, answer)}" for name, judged in said if judged is not None]
+
+
+def answer_table(answer: Answer, *, width: int | None = None) -> str:
+    """Return the table of `zerofit plan`, for --fast the screen.
+
+    Args:
+        width: columns of the terminal; None for no limit.
+    """
+    if answer.screen is None:
+        return plan_table(answer, width=width)
+    rows = _cells(answer, answer.screen, is_short=is_narrow(width))
+    shown = table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)
+    parts = (
+        wrapped(head_lines(answer), width),
+        shown,
+        wrapped(_legend(answer, columns=shown[0]), width),
+        wrapped(_last(answer, answer.screen), width, whole=COMMAND),
+    )
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def table_html(answer: Answer) -> str:
+    """Return the same as HTML, for notebooks."""
+    if answer.screen is None:
+        return answer_html(answer)
+    return table_as_html(
+        head_lines(answer),
+        _cells(answer, answer.screen, is_short=False),
+        (_legend(answer, columns=" ".join(_HEADER)), _last(answer, answer.screen)),
+    )
+
+
+def not_chosen(screen: Screen) -> str:
+    """Return why a screen names no choice."""
+    if screen.fit is Fit.TOO_LARGE:
+        return "nothing fits"
+    what = "if anything fits" if screen.fit is Fit.MAY_FIT else "which strategy is the fastest"
+    return f"--fast leaves open {what}"
+
+
+def fit_words(judged: EstimatedStrategy, answer: Answer) -> str:
+    """Return what a strategy needs beside its limit: "43.3 to 64.9 GiB of 79.2 GiB, fits"."""
+    problem = answer.problem
+    device, host = judged.estimate.device, judged.estimate.host
+    fit = fit_of(judged, problem)
+    where = " on each GPU" if problem.topology.world_size > 1 else ""
+    words = f"{range_label(device)} GiB of {format_bytes(problem.card_bytes)}{where}"
+    if host.upper_bytes > problem.host_bytes:
+        words += f", {range_label(host)} GiB of {format_bytes(problem.host_bytes)} of host memory"
+    return f"{words}, {'does not fit' if fit is Fit.TOO_LARGE else fit.value}"
+
+
+def _cells(answer: Answer, screen: Screen, *, is_short: bool) -> list[list[str]]:
+    rows = [[*_HEADER], *(_row(answer, row, screen) for row in screen.rows)]
+    for row in rows if is_short else ():
+        row[1] = short_label(row[1])
+    return rows
+
+
+def _row(answer: Answer, row: Screened, screen: Screen) -> list[str]:
+    judged, topology, verdict = row.judged, answer.problem.topology, row.fit.value
+    if isinstance(judged, RuledOut):
+        name, least = kind_label(judged.strategy, topology), gib(judged.least_bytes)
+        return ["", name, "-", f"at least {least}", "-", verdict]
+    if row.fit is Fit.TOO_LARGE and judged.estimate.device.upper_bytes <= answer.problem.device_bytes:
+        verdict += " for host or disks"
+    is_chosen = screen.chosen is not None and judged.strategy == screen.chosen.strategy
+    return [
+        ">" if is_chosen else "",
+        label(judged.strategy, topology),
+        batch(judged.strategy),
+        range_label(judged.estimate.device),
+        range_label(judged.estimate.host),
+        verdict,
+    ]
+
+
+def _legend(answer: Answer, *, columns: str) -> Iterator[str]:
+    yield from legend_lines(answer, columns=columns)
+    yield _NEEDED
+    yield f"from - to: {answer.head.estimate.device.uncertainty_source}"
+
+
+def _last(answer: Answer, screen: Screen) -> Iterator[str]:
+    if screen.fit is Fit.TOO_LARGE:
+        yield from nothing_fits_lines(answer)
+    elif screen.chosen is not None:
+        yield f"{label(screen.chosen.strategy, answer.problem.topology)} fits; a trace would choose it too."
+    else:
+        yield f"{'It fits; ' if screen.fit is Fit.FITS else ''}{not_chosen(screen)}: {_INSTEAD}"
