@@ -35,7 +35,7 @@ _OF_CLIENTS = {
 
 
 def _reasons(module: Path) -> Iterator[tuple[int, str]]:
-    """Yield the strings of errors' reasons and fixes, and of the tables that these come from, with their lines."""
+    """Yield the strings, with their lines, of errors' reasons and fixes and of the tables behind these."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     tables = [node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
     keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
