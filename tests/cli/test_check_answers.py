@@ -322,3 +322,24 @@ def test_no_advice_for_a_trainer_fails_in_zero_init(
     assert "error[trainer-values-differ]" in finished.stdout
     assert f"  fix:   {fix}" in finished.stdout
     assert ('batch_size: "auto"' in finished.stdout) is False
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("accelerate launch --num_processes --multi_gpu 2 train.py", "--num_processes"),
+        ("accelerate launch --main_process_port --cpu 29501 train.py", "--main_process_port"),
+        ("torchrun --nnodes --standalone 1 train.py", "--nnodes"),
+        ("torchrun --standalone --nproc_per_node --no-python 4", "--nproc_per_node"),
+        ("deepspeed --num_gpus --no_ssh 8 train.py", "--num_gpus"),
+    ],
+)
+def test_a_value_that_came_loose_from_its_flag_is_no_missing_script(
+    run_zerofit: RunZerofit, tmp_path: Path, line: str, flag: str
+) -> None:
+    finished = _check(run_zerofit, tmp_path, line, script=_PARSES)
+    assert f"error[launch-flag-without-value]: a flag of the launcher lacks its value\n  found: {flag}\n" in (
+        finished.stdout
+    )
+    assert "script-missing" not in finished.stdout + finished.stderr
+    assert finished.returncode == 1

@@ -26,7 +26,7 @@ from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.core.checkpoints import read_shards
-from zerofit.core.command import Launcher, Route, is_literal, is_truth
+from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Confidence, Said
 
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 _MAX_FOLDERS = 4
 """ASSUMPTION: examples are at most this deep in a repository; without .git the folders above are others'."""
+
+
+def _lacks_value(command: LaunchCommand) -> bool:
+    return any(refused.why is Refusal.NO_VALUE for refused in command.refused)
 
 
 def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
@@ -282,8 +286,8 @@ class _Reading:
             command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
         ):
             script = _file_of_module(name)  # one that is installed elsewhere stays unknown
-        if is_truth(name) and not os.path.exists(name):
-            return  # the value of a switch, which a rule reports
+        if not os.path.exists(name) and (is_truth(name) or _lacks_value(command)):
+            return  # a value that was taken for the script, which a rule reports
         if self._line is not None:
             self._read_script_of_line(self._line, script if script is None else self._found(script))
             return
