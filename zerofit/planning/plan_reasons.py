@@ -182,19 +182,22 @@ def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) 
     losers = rejected(replace(found, variants=()), problem)
     if not losers:
         return "the only combination of stage and offload that the settings allow"
-    return f"{_why_first(head, found)}; next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
+    return f"{_why_first(head, found, problem)}; next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
 
 
-def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
+def _why_first(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     """Return by what the choice wins: it is the fastest, the simplest or the safest."""
     ours = head.estimate.step_time
-    times = [other.estimate.step_time for other in found.others if other.fits]
-    if ours is None or any(time is None for time in times):
+    fitting = [other for other in found.others if other.fits]
+    timed = [(other.estimate.step_time.seconds, other) for other in fitting if other.estimate.step_time]
+    if ours is None or len(timed) < len(fitting):
         return "the simplest that fits"
-    if all(time.seconds >= ours.seconds for time in times if time):
+    if all(seconds >= ours.seconds for seconds, _ in timed):
         return "the fastest that fits"
-    if any(time.seconds * (1 + TIME_TIE_SHARE) < ours.seconds for time in times if time):
-        return "it surely fits; faster ones may not, or change more"
+    seconds, fastest = min(timed, key=lambda other: other[0])
+    if seconds * (1 + TIME_TIE_SHARE) < ours.seconds:
+        lost = why_it_loses(fastest, head, problem)
+        return f"it surely fits; the fastest is {describe_strategy(fastest.strategy)}: {lost}"
     return f"the simplest of those that fit within {TIME_TIE_SHARE:.0%} of the fastest"
 
 

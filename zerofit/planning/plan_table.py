@@ -303,7 +303,7 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
     if own is not None:
         said = as_it_is_words(own, answer.problem)
         if chosen is not None and chosen.strategy == own.strategy:
-            said += "; nothing is changed"
+            said += "; nothing is changed" if files is None else "; this is what runs"
         elif chosen is not None and own.fits:
             said += f"; {_changed(chosen, own, answer.problem)}"
         lines += [said, *(_terms_lines(own.estimate.device) if has_terms else ())]
