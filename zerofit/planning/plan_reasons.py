@@ -182,7 +182,8 @@ def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) 
     losers = rejected(replace(found, variants=()), problem)
     if not losers:
         return "the only combination of stage and offload that the settings allow"
-    return f"{_why_first(head, found, problem)}; next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
+    second = f"next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
+    return f"{_why_first(head, found, problem)}; {second}"
 
 
 def _why_first(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
