@@ -16,6 +16,7 @@ from zerofit.core.setting import Confidence, Place, Said
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.shell_lines import ShellLine
     from zerofit.configs.document import BrokenFile, Document
     from zerofit.configs.schema import FoundKey, Schemas
     from zerofit.core.capture import Capture
@@ -206,6 +207,8 @@ class Situation:
     """Files that could not be parsed as their kind."""
     breaks: tuple[LineBreak, ...] = ()
     """Where the launch line of a shell script loses its next lines."""
+    line: ShellLine | None = None
+    """The line of a shell script that starts the run; None if the user typed it."""
     ranks: RankCounts | None = None
     """Ranks that zerofit's flags ask for; None once they make a topology."""
     topology: Topology | None = None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
 LAUNCHERS = ("accelerate", "zerofit", "accelerate-launch", "torchrun", "deepspeed", "deepspeed.pt")
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _WRAPPERS = ("nohup", "time", "exec", "setsid", "command")
 """Commands that run the rest of the line unchanged."""
 RUNNERS: Mapping[str, tuple[str, ...]] = {
@@ -147,6 +148,21 @@ def text_of_shell(words: Sequence[str]) -> str | None:
         if re.fullmatch(r"-[a-z]*c", flag):
             return text
     return None
+
+
+def variable_as_command(words: Sequence[str]) -> str | None:
+    """Return the variable that stands for a line's command, or for Python's script; None for any other line.
+
+    Behind srun, which has flags of its own, it is the first variable that is no flag's value.
+    """
+    before, rest = without_wrappers(words)
+    if rest and PYTHON.match(program_of(rest[0])):
+        rest = rest[1:]
+    elif not rest and any(program_of(word) == "srun" for word in before):
+        pairs = itertools.pairwise(before)
+        rest = [word for last, word in pairs if word.startswith("$") and not re.fullmatch(r"--?[^=]+", last)]
+    match = _VARIABLE.fullmatch(rest[0]) if rest else None
+    return None if match is None else match[1]
 
 
 def is_launch_line(words: Sequence[str]) -> bool:
