@@ -18,6 +18,7 @@ from zerofit.checking.inputs.programs import (
     file_of_shell,
     is_launch_line,
     other_program,
+    program_of_module,
     text_of_shell,
     unknown_program,
 )
@@ -123,6 +124,7 @@ class _Reading:
         other = None if command is not None else self._other_program(words)
         if command is not None:
             arguments = command.arguments
+            other = program_of_module(command.script or "", list(arguments))
             self.read_command(command)
             self._read_recipes(arguments)
         elif other is not None:

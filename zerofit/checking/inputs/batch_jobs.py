@@ -123,7 +123,7 @@ def _gpus(option: JobOption) -> int | None:
     return int(last) if last.isdecimal() else 1
 
 
-def batch_job(text: str, *, name: str, first_line: int = 1) -> BatchJob | None:
+def batch_job(text: str, *, name: str, first_line: int = 1, is_literal: bool = True) -> BatchJob | None:
     """Return the job that a file's header asks Slurm for; None without one, or if it has several parts.
 
     Slurm reads the header up to the first command.
@@ -132,6 +132,7 @@ def batch_job(text: str, *, name: str, first_line: int = 1) -> BatchJob | None:
         text: the file.
         name: its name, for positions.
         first_line: the line of the file at which the text starts.
+        is_literal: False if another shell expands the text before Slurm reads it.
     """
     options = list[JobOption]()
     for number, line in enumerate(text.splitlines(), first_line):
@@ -141,6 +142,8 @@ def batch_job(text: str, *, name: str, first_line: int = 1) -> BatchJob | None:
             return None
         if (match := _HEADER.match(line)) is not None:
             options += job_options(_words(match[1]), place=Place(file=name, line=number))
+    if not is_literal:
+        options = [option for option in options if "$" not in (option.value or "")]
     starts_own_code = _OWN_CODE.search(text) is not None
     return BatchJob(options=tuple(options), starts_own_code=starts_own_code) if options else None
 

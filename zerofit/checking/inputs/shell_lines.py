@@ -256,12 +256,20 @@ class _Shell:
             else:
                 self.run_text(text, at=fields[0][1], outer=tuple(word for word, _ in fields if word != text))
 
-    def run_text(self, text: str, *, at: int, outer: tuple[str, ...] = (), is_heredoc: bool = False) -> None:
+    def run_text(
+        self,
+        text: str,
+        *,
+        at: int,
+        outer: tuple[str, ...] = (),
+        is_heredoc: bool = False,
+        is_literal: bool = False,
+    ) -> None:
         """Take over the lines of a text that another shell runs: behind eval or bash -c, or in a heredoc."""
         offset = self.offset + (at if is_heredoc else 0)
         job = self.job
         if is_heredoc and outer and program_of(outer[0]) == "sbatch":
-            job, outer = batch_job(text, name=self.name, first_line=offset + 1), ()
+            job, outer = batch_job(text, name=self.name, first_line=offset + 1, is_literal=is_literal), ()
         inner = _Shell(
             name=self.name, offset=offset, job=job, variables=self.variables, outer=(*self.outer, *outer)
         )
@@ -420,7 +428,8 @@ class _Shell:
             self.values[words[-1].plain] = text
         elif runs_heredoc([word.text for word in words]):
             outer = tuple(text for word in words for text, _ in self.fields(word))
-            self.run_text(text, at=command.last_line, outer=outer, is_heredoc=True)
+            is_literal = command.is_heredoc_literal
+            self.run_text(text, at=command.last_line, outer=outer, is_heredoc=True, is_literal=is_literal)
 
 
 def _in_folder(folder: str, *parts: str) -> str:

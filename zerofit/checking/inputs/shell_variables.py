@@ -24,7 +24,8 @@ _SCRIPT = re.compile(r"\b([A-Za-z_]\w*)=[\"']?[^\s\"';]*\.py[\s\"';]")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SOURCE = re.compile(r"^[ \t]*(?:[^#\n]*(?:&&|;)\s*)?(?:source|\.)\s+([^\n;&|]+)", re.MULTILINE)
 _OPENING = re.compile(
-    r"\bset\s+-[a-z]*a[a-z]*\b|\bset\s+-o\s+allexport\b|\beval\s+[\"']?\$\(|\beval\s+[\"']?`"
+    r"\bset\s+-([a-z]*a[a-z]*|o\s+allexport)\b"
+    r"|\beval\s+[\"']?(\$\(|`)(?!\S*(conda|mamba|pyenv|ssh-agent))"
 )
 """Commands that may set any name."""
 _SETS_OTHERS = re.compile(

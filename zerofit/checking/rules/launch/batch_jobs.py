@@ -93,10 +93,10 @@ def _beyond_the_job(situation: Situation) -> Iterator[Hit]:
     step = _step_of(situation)
     if step is None:
         return
-    machines, nodes = step.machines, step.job.nodes
+    machines, nodes = step.machines, step.header.nodes
     asked = None if machines is None else whole_number(machines.value)
     if machines is not None and asked and nodes and asked > nodes:
-        option = step.job.find("nodes") or step.job.find("ntasks")
+        option = step.header.find("nodes") or step.header.find("ntasks")
         why = "the launcher waits for nodes that the job does not have"
         text = f"#SBATCH {option.text}" if option is not None else f"{nodes} nodes"
         yield Hit(found=f"{machines.text} with {text}", why=why)
@@ -221,8 +221,9 @@ def _unset(situation: Situation) -> Iterator[Hit]:
 class _Step:
     """A launch line of a job."""
 
+    header: BatchJob
     job: BatchJob
-    """Its header, and what the line's own srun asks for beside it."""
+    """The header, and what the line's own srun asks for beside it."""
     line: ShellLine
     command: LaunchCommand
     layers: LaunchLayers
@@ -276,7 +277,7 @@ def _step_of(situation: Situation) -> _Step | None:
         options=(*job.options, *job_options(starters[begin + 1 :])), starts_own_code=job.starts_own_code
     )
     layers = LaunchLayers(file=situation.accelerate, command=command)
-    return _Step(job=both, line=line, command=command, layers=layers)
+    return _Step(header=job, job=both, line=line, command=command, layers=layers)
 
 
 RULES = declared(vars())
