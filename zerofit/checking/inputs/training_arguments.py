@@ -259,7 +259,8 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
 
 def _former_names(schema: Schema) -> frozenset[str]:
     """Return the names of fields that only other releases have."""
-    return frozenset(gone.path[0] for gone in (*schema.removed, *schema.other_releases))
+    others = frozenset(other.path[0] for other in schema.other_releases)
+    return others | {gone.path[0] for gone in schema.removed}
 
 
 def _arguments_of(targets: Targets) -> tuple[str, ...]:
