@@ -20,8 +20,15 @@ from zerofit.checking.inputs.programs import (
     without_wrappers,
 )
 from zerofit.checking.inputs.shell_variables import ShellVariables, variables_of
-from zerofit.checking.inputs.shell_words import Piece, PieceKind, ShellCommand, ShellWord, shell_commands
-from zerofit.checking.situation import BreakCause, LineBreak
+from zerofit.checking.inputs.shell_words import (
+    BreakCause,
+    LineBreak,
+    Piece,
+    PieceKind,
+    ShellCommand,
+    ShellWord,
+    shell_commands,
+)
 from zerofit.core.setting import Place, Said
 
 if TYPE_CHECKING:

@@ -172,9 +172,8 @@ def _same_rank(situation: Situation) -> Iterator[Hit]:
     if step is None or not step.is_under_srun or step.job.nodes == 1:
         return
     rank, machines = step.command.find(*_RANKS), step.machines
-    backend = step.command.find("rdzv_backend")
-    if rank is None or rank.value != "0" or (backend is not None and backend.value != "static"):
-        return  # in other backends the ranks agree on their numbers
+    if rank is None or rank.value != "0" or _agree_on_ranks(step.command):
+        return
     if machines is None or whole_number(machines.value) == 1 or _is_for_one_node(step.line):
         return
     names = " or ".join(f"${name}" for name in step.line.from_batch_shell)
@@ -185,6 +184,13 @@ def _same_rank(situation: Situation) -> Iterator[Hit]:
         fix=f"write --{rank.name} \\$SLURM_NODEID in the quotes of srun bash -c",
         confidence=Confidence.CERTAIN if is_sure else Confidence.LIKELY,
     )
+
+
+def _agree_on_ranks(command: LaunchCommand) -> bool:
+    """Return True if the nodes' ranks come from their rendezvous, as in all backends but the static one."""
+    backend, conf = command.find("rdzv_backend"), command.find("rdzv_conf")
+    is_static = backend is None or backend.value == "static"
+    return not is_static or (conf is not None and "rdzv_backend=" in (conf.value or ""))
 
 
 def _is_for_one_node(line: ShellLine) -> bool:
