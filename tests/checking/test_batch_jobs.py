@@ -102,6 +102,10 @@ _COUNTS = [
         "#SBATCH -N2\n#SBATCH --gres=gpu:8\nsrun accelerate launch --num_machines=2 --num_processes 8 a.py\n",
         "--num_processes 8 with #SBATCH --gres=gpu:8 on 2 nodes",
     ),
+    (
+        "#SBATCH -N4\n#SBATCH --gres=gpu:8\nsrun accelerate launch --num_machines 4 --num_processes 16 a\n",
+        "--num_processes 16 with #SBATCH --gres=gpu:8 on 4 nodes",
+    ),
     ("#SBATCH --nodes=2\nsrun torchrun --nnodes 4 a.py\n", "--nnodes 4 with #SBATCH --nodes=2"),
 ]
 

@@ -111,7 +111,7 @@ def _beyond_the_job(situation: Situation) -> Iterator[Hit]:
         why = f"{ranks * tasks} ranks a node, and {number} GPU{'s' * (number > 1)}: invalid device ordinal"
         yield Hit(found=f"{said.text}{times} with #SBATCH {option.text}", why=why)
     is_of_all = step.command.launcher is Launcher.ACCELERATE
-    if is_of_all and nodes and nodes > 1 and whole_number(said.value) == number:
+    if is_of_all and nodes and nodes > 1 and ranks < number:
         yield Hit(
             found=f"{said.text} with #SBATCH {option.text} on {nodes} nodes",
             why=f"accelerate counts the ranks of all {nodes} nodes together, so that GPUs stay idle",
