@@ -280,3 +280,65 @@ def test_files_that_a_line_names_are_not_fixed() -> None:
 
 def test_a_missing_recipe_is_named() -> None:
     assert _told(check("axolotl", "train", "none.yml")) == ["None named-file-missing: none.yml"]
+
+
+_OF_PROGRAMS = [
+    ("llamafactory-cli train --stage sft --evaluation_strategy steps", ["--evaluation_strategy steps"]),
+    (
+        "lmf train --stage dpo --no_cuda true --per_gpu_train_batch_size=2",
+        ["--no_cuda true", "--per_gpu_train_batch_size=2"],
+    ),
+    ("trl sft --dataset_name d --evaluation_strategy=epoch", ["--evaluation_strategy=epoch"]),
+    ("swift sft --model m --train_type lora --bf16 true --fp16 true", ["--bf16 true with --fp16 true"]),
+    (
+        "trl dpo --load_best_model_at_end --eval_strategy steps --save_strategy epoch",
+        ["--load_best_model_at_end with --eval_strategy steps and --save_strategy epoch"],
+    ),
+    (
+        "swift rlhf --deepspeed ds.json --per_device_train_batch_size 8",
+        ["train_micro_batch_size_per_gpu=4 with --per_device_train_batch_size 8"],
+    ),
+    ("accelerate launch -m swift.cli.sft --evaluation_strategy no", ["--evaluation_strategy no"]),
+    ("torchrun -m llamafactory.cli train --stage sft --evaluation_strategy no", ["--evaluation_strategy no"]),
+    (
+        "accelerate launch -m axolotl.cli.train axolotl.yml --micro-batch-size 8",
+        ["train_micro_batch_size_per_gpu=4 with --micro-batch-size 8"],
+    ),
+    (
+        "llamafactory-cli train llama_factory.yaml per_device_train_batch_size=16",
+        ["train_micro_batch_size_per_gpu=4 with --per_device_train_batch_size=16"],
+    ),
+    ("trl sft --optim adamw_torchh --model_name_or_path m", ["--optim adamw_torchh"]),
+]
+
+
+@pytest.mark.parametrize(("line", "found"), _OF_PROGRAMS)
+def test_flags_of_other_programs_are_training_arguments(line: str, found: list[str]) -> None:
+    for recipe, text in _RECIPES.items():
+        Path(recipe).write_text(text.format(4))
+    assert [finding.found for finding in _check(f"{line}\n").findings] == found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "llamafactory-cli train --stage sft --overwrite_output_dir true --template qwen --cutoff_len 512",
+        "swift sft --warmup_ratio 0.05 --group_by_length true --logging_dir l --tuner_type lora --no_such 1",
+        "axolotl train axolotl.yml --evaluation-strategy steps --optimizer muon --bf16 auto",
+        "trl sft --load_best_model_at_end --eval_strategy steps --use_peft --lora_r 8 --warmup_ratio 0.1",
+        "swift sft --deepspeed zero3 --per_device_train_batch_size 8 --eval_strategy no",
+        "swift export --evaluation_strategy no",
+    ],
+)
+def test_flags_of_their_own_are_unknown(line: str) -> None:
+    Path("axolotl.yml").write_text(_RECIPES["axolotl.yml"].format(4))
+    assert _told(_check(f"{line}\n")) == []
+
+
+def test_a_former_key_of_a_llama_factory_recipe() -> None:
+    Path("r.yaml").write_text(
+        "stage: sft\nfinetuning_type: lora\nevaluation_strategy: steps\nwarmup_ratio: 0.1\n"
+    )
+    assert _told(check("llamafactory-cli", "train", "r.yaml")) == [
+        "r.yaml:3 training-argument-unknown: evaluation_strategy=steps"
+    ]

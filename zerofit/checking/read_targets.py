@@ -18,6 +18,7 @@ from zerofit.checking.inputs.programs import (
     file_of_shell,
     is_launch_line,
     other_program,
+    program_of_module,
     text_of_shell,
     unknown_program,
 )
@@ -127,6 +128,7 @@ class _Reading:
         other = None if command is not None else self._other_program(words)
         if command is not None:
             arguments = command.arguments
+            other = program_of_module(command.script or "", list(arguments))
             self.read_command(command)
             self._read_recipes(arguments)
         elif other is not None:
@@ -234,7 +236,13 @@ class _Reading:
                 path = reading._found(name)
                 if os.path.isfile(path) and os.path.realpath(path) not in self.files:
                     self._read_line_file(path, read_bytes(path), named_by=line.said(path))
+            elif line.unset_command is not None:
+                self.runs.append(self._of_line_alone(line))
         return num_lines
+
+    def _of_line_alone(self, line: ShellLine) -> Targets:
+        """Return a run of which nothing but its line is known."""
+        return Targets(schemas=self._schemas, line=line)
 
     def _for_line(self, line: ShellLine | None) -> _Reading:
         return _Reading(
@@ -397,6 +405,9 @@ class _Reading:
         num_lines = self._read_lines(lines)
         if not self.runs and named_by is None:
             self.notes.append(f"{name}, which has no launch line")
+        job_line = next((line for line in lines if line.job is not None), None)
+        if job_line is not None and not num_lines:
+            self.runs.append(self._of_line_alone(job_line))  # its header is checked
         self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines)
         return file
 

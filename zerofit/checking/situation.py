@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerofit.configs.document import NO_DOCUMENT
 from zerofit.configs.schema import walk_document
 from zerofit.core.command import Route
 from zerofit.core.overrides import FLAGS
-from zerofit.core.setting import Confidence, Place, Said
+from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.shell_lines import ShellLine
+    from zerofit.checking.inputs.shell_words import LineBreak
     from zerofit.configs.document import BrokenFile, Document
     from zerofit.configs.schema import FoundKey, Schemas
     from zerofit.core.capture import Capture
@@ -152,26 +154,6 @@ class RankCounts:
     """Stages of a pipeline that each rank holds."""
 
 
-class BreakCause(StrEnum):
-    """Why a shell ends a command before its last line."""
-
-    MISSING = "no continuation"
-    BLANK_BEHIND = "a blank behind the backslash"
-    CARRIAGE_RETURN = "a carriage return behind the backslash"
-    COMMENT = "a comment"
-    EMPTY_LINE = "an empty line"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineBreak:
-    """A position in a file at which a launch line ends before its next line."""
-
-    place: Place
-    lost: str
-    """The first words of what it loses; empty if nothing follows."""
-    cause: BreakCause
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """The facts that rules check. None means absent."""
@@ -206,6 +188,8 @@ class Situation:
     """Files that could not be parsed as their kind."""
     breaks: tuple[LineBreak, ...] = ()
     """Where the launch line of a shell script loses its next lines."""
+    line: ShellLine | None = None
+    """The line of a shell script that starts the run; None if the user typed it."""
     ranks: RankCounts | None = None
     """Ranks that zerofit's flags ask for; None once they make a topology."""
     topology: Topology | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zerofit.checking.engine import Finding
     from zerofit.checking.inputs.programs import OtherProgram
     from zerofit.checking.inputs.shell_lines import ShellLine
-    from zerofit.checking.situation import LineBreak
+    from zerofit.checking.inputs.shell_words import LineBreak
     from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture

@@ -14,7 +14,7 @@ import pytest
 from zerofit.checking.inputs.line_files import has_lines, lines_of_file
 from zerofit.checking.inputs.programs import is_launch_line
 from zerofit.checking.inputs.shell_lines import shell_lines
-from zerofit.checking.situation import BreakCause
+from zerofit.checking.inputs.shell_words import BreakCause
 
 _STUB = """#!{python}
 import json, os, sys

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
 LAUNCHERS = ("accelerate", "zerofit", "accelerate-launch", "torchrun", "deepspeed", "deepspeed.pt")
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _WRAPPERS = ("nohup", "time", "exec", "setsid", "command")
 """Commands that run the rest of the line unchanged."""
 RUNNERS: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +42,33 @@ _TRAINERS = """
     """
 _OF_TRAINER = frozenset(" ".join(line.split()) for line in _TRAINERS.split("|"))
 """Programs that give their recipe, or their flags, to a Trainer."""
+_MODULES_OF_TRAINERS = {
+    "axolotl.cli.train": "axolotl train",
+    "llamafactory.cli": "llamafactory-cli train",
+    "llamafactory.launcher": "llamafactory-cli train",
+    "swift.cli.sft": "swift sft",
+    "swift.cli.pt": "swift pt",
+    "swift.cli.rlhf": "swift rlhf",
+    "trl.scripts.sft": "trl sft",
+    "trl.scripts.dpo": "trl dpo",
+    "trl.scripts.kto": "trl kto",
+    "trl.scripts.grpo": "trl grpo",
+    "trl.scripts.rloo": "trl rloo",
+    "trl.scripts.reward": "trl reward",
+}
+"""Modules, or files of these names, that a launcher can start in place of the program."""
+AXOLOTL, LLAMA_FACTORY = "axolotl", "llamafactory-cli"
+_FORMER_NAMES = {
+    "llamafactory-cli": ("overwrite_output_dir", "logging_dir"),
+    "lmf": ("overwrite_output_dir", "logging_dir"),
+    "swift": ("overwrite_output_dir", "logging_dir", "group_by_length"),
+}
+"""Former fields of TrainingArguments that these programs still take.
+
+Source: src/llamafactory/hparams/training_args.py of LLaMA-Factory, swift/trainers/arguments.py of ms-swift
+"""
+_TAKEN_BY_ALL = ("warmup_ratio",)
+"""The field that transformers removed last: the programs pin an earlier release, or replace it."""
 _OTHER_WORDS = "llamafactory-cli lmf trl axolotl swift tune xtuner composer litgpt"
 _OTHERS = frozenset(_OTHER_WORDS.split())
 """Programs that train, and that check does not know."""
@@ -58,6 +86,16 @@ class OtherProgram:
     arguments: tuple[str, ...]
     is_trainer: bool
     """True if what it reads are TrainingArguments."""
+
+    @property
+    def package(self) -> str:
+        """The program without its subcommand."""
+        return self.name.partition(" ")[0]
+
+
+def former_names_of(package: str) -> frozenset[str]:
+    """Return the former fields of TrainingArguments that a program still takes."""
+    return frozenset((*_TAKEN_BY_ALL, *_FORMER_NAMES.get(package, ())))
 
 
 def program_of(word: str) -> str:
@@ -123,6 +161,16 @@ def other_program(words: Sequence[str]) -> OtherProgram | None:
     return None
 
 
+def program_of_module(script: str, arguments: Sequence[str]) -> OtherProgram | None:
+    """Return the program whose module, or its file, a launcher starts; None for any other script."""
+    module = script.removesuffix(".py").replace("/", ".")
+    for name, program in _MODULES_OF_TRAINERS.items():
+        is_other = name == "llamafactory.cli" and arguments[:1] != ["train"]
+        if f".{module}".endswith(f".{name}") and not is_other:
+            return OtherProgram(name=program, arguments=tuple(arguments), is_trainer=True)
+    return None
+
+
 def unknown_program(words: Sequence[str]) -> OtherProgram:
     """Return a line's first word as a program."""
     _, rest = without_wrappers(words)
@@ -147,6 +195,21 @@ def text_of_shell(words: Sequence[str]) -> str | None:
         if re.fullmatch(r"-[a-z]*c", flag):
             return text
     return None
+
+
+def variable_as_command(words: Sequence[str]) -> str | None:
+    """Return the variable that stands for a line's command, or for Python's script; None for any other line.
+
+    Behind srun, which has flags of its own, it is the first variable that is no flag's value.
+    """
+    before, rest = without_wrappers(words)
+    if rest and PYTHON.match(program_of(rest[0])):
+        rest = rest[1:]
+    elif not rest and any(program_of(word) == "srun" for word in before):
+        pairs = itertools.pairwise(before)
+        rest = [word for last, word in pairs if word.startswith("$") and not re.fullmatch(r"--?[^=]+", last)]
+    match = _VARIABLE.fullmatch(rest[0]) if rest else None
+    return None if match is None else match[1]
 
 
 def is_launch_line(words: Sequence[str]) -> bool:

@@ -10,18 +10,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.programs import is_launch_line, runs_heredoc, text_of_shell
-from zerofit.checking.inputs.shell_words import Piece, PieceKind, ShellCommand, ShellWord, shell_commands
-from zerofit.checking.situation import BreakCause, LineBreak
+from zerofit.checking.inputs.batch_jobs import batch_job
+from zerofit.checking.inputs.programs import (
+    is_launch_line,
+    program_of,
+    runs_heredoc,
+    text_of_shell,
+    variable_as_command,
+    without_wrappers,
+)
+from zerofit.checking.inputs.shell_variables import ShellVariables, variables_of
+from zerofit.checking.inputs.shell_words import (
+    BreakCause,
+    LineBreak,
+    Piece,
+    PieceKind,
+    ShellCommand,
+    ShellWord,
+    shell_commands,
+)
 from zerofit.core.setting import Place, Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from zerofit.checking.inputs.batch_jobs import BatchJob
+
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d+):?[-=](.*)\}", re.DOTALL)
 _OWN_NAME = re.compile(r"\$\{?0|BASH_SOURCE")
-_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_REFERENCE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_OF_FIRST_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
+"""Variables of a task, which are 0 in the batch shell: it is the job's first task, on its first node."""
 _OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _BRANCHING = ("else", "elif")
 _CLOSING = ("fi", "done", "esac", "}")
@@ -56,6 +76,30 @@ class ShellLine:
     """Files that the script has written before, by name."""
     named: frozenset[str] = frozenset()
     """Words and files of the commands before, which may have made a file of this name."""
+    job: BatchJob | None = None
+    """The Slurm job whose batch shell reads the line."""
+    outer: tuple[str, ...] = ()
+    """The command that hands the line to another shell: `srun --nodes 2 bash -c`."""
+    from_batch_shell: tuple[str, ...] = ()
+    """Variables of a task that the batch shell has expanded so far, each to 0."""
+    variables: ShellVariables = field(default_factory=ShellVariables)
+    """The names that the file sets."""
+    is_conditional: bool = False
+    """True in an if, a loop or a function."""
+
+    @property
+    def starters(self) -> tuple[str, ...]:
+        """The words of the commands that start the line's program: `srun --nodes 2`."""
+        return (*self.outer, *without_wrappers(self.words)[0])
+
+    @property
+    def unset_command(self) -> str | None:
+        """The variable that stands for the command, or for Python's script, and that nothing sets."""
+        name = variable_as_command(self.words)
+        if name is None or not self.variables.lacks(name):
+            return None
+        is_sure = self.job is not None or bool(self.outer) or self.variables.nearest(name) is not None
+        return name if is_sure else None
 
     def said(self, path: str) -> Said[str]:
         """Return a file as the line names it."""
@@ -80,7 +124,8 @@ def shell_lines(text: str, *, name: str, first_line: int = 1) -> tuple[ShellLine
         first_line: the line of the file at which the text starts.
     """
     carriages = [number for number, line in enumerate(text.split("\n"), first_line) if line.endswith("\\\r")]
-    shell = _Shell(name=name, offset=first_line - 1)
+    job = batch_job(text, name=name, first_line=first_line)
+    shell = _Shell(name=name, offset=first_line - 1, job=job, variables=variables_of(text))
     shell.run(shell_commands(text.replace("\r\n", "\n")))
     return tuple(_with_carriage(line, carriages) for line in shell.lines)
 
@@ -115,10 +160,24 @@ class _Block:
 class _Shell:
     """A script's variables and folder, as far as its text alone gives them."""
 
-    def __init__(self, *, name: str, offset: int) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        offset: int,
+        job: BatchJob | None = None,
+        variables: ShellVariables | None = None,
+        outer: tuple[str, ...] = (),
+    ) -> None:
         self.name = name
         self.offset = offset
+        self.job = job
+        self.variables = variables or ShellVariables()
+        self.outer = outer
+        self.from_batch_shell: dict[str, None] = {}
         self.values: dict[str, _Value] = {"PWD": "."}
+        if job is not None and not outer:
+            self.values |= dict.fromkeys(_OF_FIRST_TASK, "0")
         self.folder = ""
         self.blocks: list[_Block] = []
         self.written: dict[str, WrittenFile] = {}
@@ -202,12 +261,30 @@ class _Shell:
             if text is None:
                 self.add(fields, breaks)
             else:
-                self.run_text(text, at=fields[0][1])
+                self.run_text(text, at=fields[0][1], outer=tuple(word for word, _ in fields if word != text))
 
-    def run_text(self, text: str, *, at: int, is_heredoc: bool = False) -> None:
+    def run_text(
+        self,
+        text: str,
+        *,
+        at: int,
+        outer: tuple[str, ...] = (),
+        is_heredoc: bool = False,
+        is_literal: bool = False,
+    ) -> None:
         """Take over the lines of a text that another shell runs: behind eval or bash -c, or in a heredoc."""
-        inner = _Shell(name=self.name, offset=self.offset + (at if is_heredoc else 0))
-        inner.values, inner.folder = dict(self.values), self.folder
+        offset = self.offset + (at if is_heredoc else 0)
+        job = self.job
+        if is_heredoc and outer and program_of(outer[0]) == "sbatch":
+            job, outer = batch_job(text, name=self.name, first_line=offset + 1, is_literal=is_literal), ()
+        inner = _Shell(
+            name=self.name, offset=offset, job=job, variables=self.variables, outer=(*self.outer, *outer)
+        )
+        tasks = inner.values if job is not None and not inner.outer else {}
+        inner.values, inner.folder = {**self.values, **tasks}, self.folder
+        inner.from_batch_shell = dict(self.from_batch_shell)
+        if outer and program_of(outer[0]) == "srun":  # each task has its own
+            inner.values = {name: value for name, value in inner.values.items() if name not in _OF_FIRST_TASK}
         inner.written, inner.named = dict(self.written), set(self.named)
         inner.run(shell_commands(text))
         self.lines += inner.lines if is_heredoc else (self.at_line(line, at) for line in inner.lines)
@@ -227,6 +304,11 @@ class _Shell:
                     folder=self.folder,
                     written=dict(self.written) if is_launch else {},
                     named=frozenset(self.named) if is_launch else frozenset(),
+                    job=self.job,
+                    outer=self.outer,
+                    from_batch_shell=tuple(self.from_batch_shell),
+                    variables=self.variables,
+                    is_conditional=bool(self.blocks),
                 )
             )
             self.named.update(text.rpartition("=")[2] for text in words)
@@ -296,12 +378,18 @@ class _Shell:
         if piece.kind is PieceKind.UNKNOWN:
             return self.unknown(piece)
         value = self.values.get(piece.text)
+        self.remember(piece.text)
         if value is None:
             return [f"${piece.text}"] if piece.kind is PieceKind.VARIABLE else [f"${{{piece.text}[@]}}"]
         if piece.kind is PieceKind.ARRAY:
             return list(_as_words(value))
         text = value if isinstance(value, str) else next(iter(value), "")
         return [text] if piece.is_quoted else text.split()
+
+    def remember(self, name: str) -> None:
+        """Remember that the batch shell expands a variable of a task."""
+        if name in _OF_FIRST_TASK and name in self.values:
+            self.from_batch_shell[name] = None
 
     def unknown(self, piece: Piece) -> list[str]:
         """Return what is known of another expansion: a default, or the script's own folder."""
@@ -310,6 +398,7 @@ class _Shell:
             if not text:
                 return [f"${name}"]  # the environment may set it
             value = self.values.get(name)
+            self.remember(name)
             text = self.expanded(text.strip("\"'")) if not isinstance(value, str) else value
             return [text] if piece.is_quoted else text.split()
         if "dirname" in piece.text and _OWN_NAME.search(piece.text):
@@ -323,7 +412,11 @@ class _Shell:
         """Return a text with the known variables' values."""
 
         def value_of(match: re.Match[str]) -> str:
-            value = self.values.get(match[1] or match[2])
+            name = match[1] or match[2]
+            if name is None:
+                return "$"  # it has a backslash
+            value = self.values.get(name)
+            self.remember(name)
             return value if isinstance(value, str) else match[0]
 
         return _REFERENCE.sub(value_of, text)
@@ -341,7 +434,9 @@ class _Shell:
         elif words[0].plain == "read" and any(word.plain == "-d" for word in words):
             self.values[words[-1].plain] = text
         elif runs_heredoc([word.text for word in words]):
-            self.run_text(text, at=command.last_line, is_heredoc=True)
+            outer = tuple(text for word in words for text, _ in self.fields(word))
+            is_literal = command.is_heredoc_literal
+            self.run_text(text, at=command.last_line, outer=outer, is_heredoc=True, is_literal=is_literal)
 
 
 def _in_folder(folder: str, *parts: str) -> str:

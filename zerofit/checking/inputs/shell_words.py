@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.core.setting import Place
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
@@ -16,6 +20,26 @@ _REDIRECT = re.compile(r"(\d*|&)(>>|>\||>&|<&|<<<|<>|>|<)")
 _BROKEN_END = re.compile(r"\\[ \t\r]+(?=(#[^\n]*)?(\n|\Z))")
 r"""A \ that ends no line: a blank, or the carriage return of a Windows line end, is between them."""
 _END_OF_WORD = " \t\r\n;&|()<>"
+
+
+class BreakCause(StrEnum):
+    """Why a shell ends a command before its last line."""
+
+    MISSING = "no continuation"
+    BLANK_BEHIND = "a blank behind the backslash"
+    CARRIAGE_RETURN = "a carriage return behind the backslash"
+    COMMENT = "a comment"
+    EMPTY_LINE = "an empty line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineBreak:
+    """A position in a file at which a launch line ends before its next line."""
+
+    place: Place
+    lost: str
+    """The first words of what it loses; empty if nothing follows."""
+    cause: BreakCause
 
 
 class PieceKind(StrEnum):

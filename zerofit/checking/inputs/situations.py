@@ -200,6 +200,7 @@ def _situation(
         script=script,
         script_names=_names_of(script, targets),
         trainer=trainer,
+        line=targets.line,
         checkpoint=targets.checkpoint,
         schemas=targets.schemas,
         topology=topology,

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.inputs.programs import AXOLOTL, LLAMA_FACTORY, former_names_of
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.document import FileKind
 from zerofit.configs.schema import ValueKind
@@ -15,17 +16,19 @@ from zerofit.scripts.facts import Action
 from zerofit.scripts.source.names import PLAIN_ARGUMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from zerofit.checking.inputs.programs import OtherProgram
     from zerofit.checking.targets import Targets
     from zerofit.configs.document import Document
-    from zerofit.configs.schema import Key, Section
+    from zerofit.configs.schema import Key, Schema, Section
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
 # The conversion of transformers/hf_argparser.py, string_to_bool.
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 _ARGUMENT = re.compile(r"[a-z_]\w*")
+_PAIR = re.compile(r"[a-z_]\w*=")
 _AXOLOTL = {
     "micro_batch_size": "per_device_train_batch_size",
     "eval_batch_size": "per_device_eval_batch_size",
@@ -51,7 +54,8 @@ def read_training_arguments(
     arguments: Sequence[str] = (),
     script: ScriptFacts | None = None,
     recipe: Document | None = None,
-    has_own_fields: bool = False,
+    program: OtherProgram | None = None,
+    former: Collection[str] = (),
 ) -> TrainerSettings:
     """Return the known TrainingArguments of a run.
 
@@ -63,7 +67,8 @@ def read_training_arguments(
         arguments: the script's own arguments.
         script: the facts of its source; None if unknown.
         recipe: the file with them that the script reads; its arguments override it.
-        has_own_fields: the arguments are those of a program that adds fields of its own to TrainingArguments.
+        program: the program that takes the arguments, and adds fields of its own to TrainingArguments.
+        former: names that TrainingArguments had in other releases.
     """
     keywords = script.training_arguments if script else ()
     made = script.find(Action.MAKE_ARGUMENTS) if script else ()
@@ -71,10 +76,10 @@ def read_training_arguments(
         parses_all = script is not None and script.parses_plain_arguments and recipe is None
         is_complete = parses_all and any(word.startswith("--") for word in arguments)
         is_complete = is_complete and not _are_open(arguments, fields)
-        said = _of_recipe(recipe, fields) if recipe is not None else {}
+        said = _of_recipe(recipe, fields, former) if recipe is not None else {}
         typed = dict(_of_arguments(arguments, fields))
-        if has_own_fields:
-            typed = {name: value for name, value in typed.items() if fields.find(name) is not None}
+        if program is not None:
+            typed = _of_program(program, typed, fields, former)
         return TrainerSettings(
             said={**said, **typed},
             is_complete=is_complete,
@@ -111,14 +116,34 @@ def _are_open(arguments: Sequence[str], fields: Section) -> bool:
     return False
 
 
-def _of_recipe(recipe: Document, fields: Section) -> dict[str, Said[Any]]:
+def _of_program(
+    program: OtherProgram, typed: Mapping[str, Said[Any]], fields: Section, former: Collection[str]
+) -> dict[str, Said[Any]]:
+    """Return those of a program's arguments that certainly are TrainingArguments'; the others are its own."""
+    names = {*(key.name for key in fields.keys), *former} - former_names_of(program.package)
+    if program.package != AXOLOTL:
+        return {name: said for name, said in typed.items() if name in names}
+    found = {}
+    for name, said in typed.items():
+        key = fields.find(_AXOLOTL.get(name, name))
+        value = said.value
+        if key is not None and isinstance(value, str):
+            value = _converted(key, value, is_negated=False)
+        if key is not None and value not in (None, "auto") and (not key.choices or value in key.choices):
+            found[key.name] = replace(said, value=value)
+    return found
+
+
+def _of_recipe(recipe: Document, fields: Section, former: Collection[str]) -> dict[str, Said[Any]]:
     """Return the fields of TrainingArguments that a recipe sets.
 
     Axolotl and LLaMA-Factory have keys of their own, some of them former fields, so that of their recipes
-    only known fields are taken. Axolotl replaces "auto", and has optimizers of its own.
+    only known fields are taken, and the former ones that LLaMA-Factory hands on. Axolotl replaces "auto", and
+    has optimizers of its own.
     """
     is_axolotl = recipe.at(_AXOLOTL_MARK) is not None
-    has_own_keys = is_axolotl or any(recipe.at(mark) is not None for mark in _LLAMA_FACTORY_MARKS)
+    is_llama_factory = any(recipe.at(mark) is not None for mark in _LLAMA_FACTORY_MARKS)
+    handed_on = set(former) - former_names_of(LLAMA_FACTORY) if is_llama_factory else set()
     found: dict[str, Said[Any]] = {}
     for entry in recipe.root.entries:
         said = recipe.said(entry.key)
@@ -131,7 +156,8 @@ def _of_recipe(recipe: Document, fields: Section) -> dict[str, Said[Any]]:
             value = _converted(key, value, is_negated=False)
         is_replaced = key is not None and bool(key.choices) and value not in key.choices
         is_replaced = is_axolotl and (is_replaced or said.value in (None, "auto"))
-        if not is_replaced and not (has_own_keys and key is None):
+        is_own = key is None and name not in handed_on and (is_axolotl or is_llama_factory)
+        if not is_replaced and not is_own:
             found[name] = replace(said, value=value)
     return found
 
@@ -223,11 +249,25 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
         return None
     return read_training_arguments(
         fields=targets.schemas.training_arguments.root,
-        arguments=targets.arguments,
+        arguments=_arguments_of(targets),
         script=script,
         recipe=recipe_of(targets),
-        has_own_fields=targets.program is not None,
+        program=targets.program,
+        former=_former_names(targets.schemas.training_arguments),
     )
+
+
+def _former_names(schema: Schema) -> frozenset[str]:
+    """Return the names of fields that only other releases have."""
+    others = frozenset(other.path[0] for other in schema.other_releases)
+    return others | {gone.path[0] for gone in schema.removed}
+
+
+def _arguments_of(targets: Targets) -> tuple[str, ...]:
+    """Return the arguments as flags: LLaMA-Factory also takes NAME=VALUE behind its recipe."""
+    if targets.program is None or targets.program.package not in ("llamafactory-cli", "lmf"):
+        return targets.arguments
+    return tuple(f"--{word}" if _PAIR.match(word) else word for word in targets.arguments)
 
 
 def recipe_of(targets: Targets) -> Document | None:

@@ -15,7 +15,7 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
-from zerofit.checking.rules.launch import files, flags, machines, ranks
+from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import generation as script_generation
@@ -53,6 +53,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *script_ranks.RULES,
     *trainer_arguments.RULES,
     *files.RULES,
+    *batch_jobs.RULES,
 )
 """All rules about combinations of settings, and about what a script can't take."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerofit.checking.inputs.shell_words import BreakCause
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails
-from zerofit.checking.situation import BreakCause
 from zerofit.configs.document import FileKind
 from zerofit.core.setting import Confidence, Place
 

@@ -1,0 +1,284 @@
+"""What check says of batch jobs: their header, the node that runs a line, and what nothing sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerofit.checking.check_run import check
+from zerofit.checking.inputs.batch_jobs import batch_job
+
+_TWO = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+_TORCHRUN = "torchrun --nnodes 2 --nproc_per_node 4"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+
+
+def _told(text: str, name: str = "job.sbatch") -> list[str]:
+    Path(name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
+    return [
+        f"{finding.place} {finding.severity} {finding.rule}: {finding.found}"
+        for finding in check(name).findings
+    ]
+
+
+_HEADERS = [
+    ("#SBATCH --nodes=$N\nsrun hostname\n", ["2 error: #SBATCH --nodes=$N"]),
+    (
+        "#SBATCH -N ${NODES}\n#SBATCH --gres=gpu:$G\necho\n",
+        ["2 error: #SBATCH -N ${NODES}", "3 error: #SBATCH --gres=gpu:$G"],
+    ),
+    (
+        "# why\n\n#SBATCH --time=${T:-2:00:00} # limit\ntorchrun a.py\n",
+        ["4 error: #SBATCH --time=${T:-2:00:00}"],
+    ),
+    ("#SBATCH -o $HOME/%j.out\npython a.py\n", ["2 warning: #SBATCH -o $HOME/%j.out"]),
+    ("#SBATCH --job-name=sft-$USER\naccelerate launch a.py\n", ["2 warning: #SBATCH --job-name=sft-$USER"]),
+    ("#SBATCH -c`nproc`\nsrun python a.py\n", ["2 error: #SBATCH -c`nproc`"]),
+    ("sbatch <<'E'\n#!/bin/bash\n#SBATCH -n $N\nsrun python a.py\nE\n", ["4 error: #SBATCH -n $N"]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), _HEADERS)
+def test_slurm_expands_nothing_in_its_header(text: str, expected: list[str]) -> None:
+    told = [line.replace("job.sbatch:", "", 1) for line in _told(text)]
+    assert [line.replace(" sbatch-variable-not-expanded", "") for line in told] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#SBATCH --output=logs/%x-%j.out\n#SBATCH --nodes=2\nsrun python a.py\n",
+        "#SBATCH --time={{ hours }}:00:00\nsrun python a.py\n",
+        "echo $N\n#SBATCH --nodes=$N\ntorchrun a.py\n",
+        "##SBATCH --nodes=$N\n# SBATCH --nodes=$N\ntorchrun a.py\n",
+        "sbatch <<E\n#!/bin/bash\n#SBATCH --nodes=$N\nsrun python a.py\nE\n",
+        "#SBATCH --comment='costs 5$'\ntorchrun a.py\n",
+    ],
+)
+def test_what_slurm_reads_as_it_is_meant(text: str) -> None:
+    assert _told(text) == []
+
+
+_COUNTS = [
+    (
+        "#SBATCH --ntasks=1\n#SBATCH --ntasks-per-node=2\nsrun python a.py\n",
+        "--ntasks=1 with --ntasks-per-node=2",
+    ),
+    (
+        "#SBATCH -N 4 -n 4\n#SBATCH --ntasks-per-node=8\nsrun python a.py\n",
+        "-n 4 with --ntasks-per-node=8 on 4 nodes",
+    ),
+    (
+        "#SBATCH -N2\n#SBATCH -n16\n#SBATCH --ntasks-per-node=4\nsrun a\n",
+        "-n16 with --ntasks-per-node=4 on 2 nodes",
+    ),
+    (
+        "#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node 8 a.py\n",
+        "--nproc_per_node 8 with #SBATCH --gres=gpu:4",
+    ),
+    (
+        "#SBATCH --gpus-per-node=a100:2\ndeepspeed --num_gpus=4 a.py\n",
+        "--num_gpus=4 with #SBATCH --gpus-per-node=a100:2",
+    ),
+    (
+        "#SBATCH --gres=gpu:v100:4,disk:1\nN=8\naccelerate launch --num_machines 1 --num_processes $N a.py\n",
+        "--num_processes 8 with #SBATCH --gres=gpu:v100:4,disk:1",
+    ),
+    (
+        "#SBATCH -N 2\n#SBATCH -G 8\nsrun -n 2 accelerate launch --num_machines 2 --num_processes 16 a.py\n",
+        "--num_processes 16 with #SBATCH -G 8",
+    ),
+    (
+        "#SBATCH --ntasks-per-node=4\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 4 a.py\n",
+        "--nproc_per_node 4, started by 4 tasks a node, with #SBATCH --gres=gpu:4",
+    ),
+    (
+        "#SBATCH -N2\n#SBATCH --gres=gpu:8\nsrun accelerate launch --num_machines=2 --num_processes 8 a.py\n",
+        "--num_processes 8 with #SBATCH --gres=gpu:8 on 2 nodes",
+    ),
+    (
+        "#SBATCH -N4\n#SBATCH --gres=gpu:8\nsrun accelerate launch --num_machines 4 --num_processes 16 a\n",
+        "--num_processes 16 with #SBATCH --gres=gpu:8 on 4 nodes",
+    ),
+    ("#SBATCH --nodes=2\nsrun torchrun --nnodes 4 a.py\n", "--nnodes 4 with #SBATCH --nodes=2"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), _COUNTS)
+def test_counts_of_header_and_line_contradict(text: str, expected: str) -> None:
+    (told,) = _told(text)
+    assert told.split(": ", 1)[1] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#SBATCH --ntasks=3\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=2\nsrun python a.py\n",
+        "#SBATCH --ntasks=16\n#SBATCH --ntasks-per-node=8\nsrun python a.py\n",
+        "#SBATCH --nodes=2-4\n#SBATCH --gres=gpu:8\nsrun torchrun --nnodes $N --nproc_per_node 8 a.py\n",
+        "#SBATCH --gres=gpu:8\naccelerate launch --num_processes 7 a.py\n",
+        "#SBATCH --ntasks-per-node=8\n#SBATCH --gres=gpu:8\n"
+        "srun --ntasks-per-node=1 torchrun --nproc_per_node 8 a.py\n",
+        "#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node $N a.py\n",
+        "#SBATCH --gpus-per-task=4\n#SBATCH --ntasks-per-node=2\ntorchrun --nproc_per_node 8 a.py\n",
+        "#SBATCH --gres=gpu:4\naccelerate launch --cpu --num_processes 8 a.py\n",
+        "#SBATCH --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --gres=gpu:8\ntorchrun --nproc_per_node 8 a.py\n",
+    ],
+)
+def test_counts_that_agree_or_are_open(text: str) -> None:
+    assert _told(text) == []
+
+
+_FIRST = [
+    (f"{_TORCHRUN} --rdzv_backend c10d a.py\n", "error", "torchrun --nnodes 2"),
+    (
+        "accelerate launch --num_machines $SLURM_NNODES a.py\n",
+        "error",
+        "accelerate launch --num_machines $SLURM_NNODES",
+    ),
+    ("accelerate launch --multi_gpu a.py\n", "warning", "accelerate launch"),
+    ("deepspeed --num_nodes 2 a.py\n", "warning", "deepspeed --num_nodes 2"),
+    (f"CMD='{_TORCHRUN} a.py'\nbash -c \"$CMD\"\n", "error", "torchrun --nnodes 2"),
+    ("for i in 0 1; do torchrun --nnodes=2 --node_rank=$i a.py & done\n", "warning", "torchrun --nnodes=2"),
+    (
+        "python -m torch.distributed.run --nnodes=2 a.py\n",
+        "error",
+        "python -m torch.distributed.run --nnodes=2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "severity", "expected"), _FIRST)
+def test_a_line_without_srun_runs_on_the_first_node(text: str, severity: str, expected: str) -> None:
+    (told,) = _told(_TWO + text)
+    found = f"{expected} without srun, with #SBATCH --nodes=2"
+    assert told.endswith(f"{severity} launch-on-first-node-only: {found}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"srun {_TORCHRUN} --rdzv_backend c10d a.py\n",
+        f"srun --jobid $SLURM_JOBID bash -c '{_TORCHRUN} a.py'\n",
+        f"CMD='{_TORCHRUN} a.py'\nsrun $CMD\n",
+        f"for host in $(scontrol show hostnames); do ssh $host {_TORCHRUN} --node_rank $i a.py & done\n",
+        f"mpirun -np 2 {_TORCHRUN} a.py\n",
+        "deepspeed --hostfile hosts --num_nodes 2 a.py\n",
+        f"run() {{\n  {_TORCHRUN} a.py\n}}\nexport -f run\nsrun bash -c run\n",
+        f'if [ -z "$WORKER" ]; then\n  WORKER=1 srun bash "$0"\nelse\n  {_TORCHRUN} a.py\nfi\n',
+        "python prepare.py\nsrun python a.py\n",
+    ],
+)
+def test_a_line_that_all_nodes_run(text: str) -> None:
+    assert _told(_TWO + text) == []
+
+
+def test_one_node_needs_no_srun() -> None:
+    assert _told("#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\ntorchrun --nproc_per_node 4 a.py\n") == []
+    assert _told("#SBATCH --gres=gpu:4\naccelerate launch --num_machines 1 a.py\n") == []
+
+
+_RANKED = [
+    ('srun bash -c "{} --node_rank $SLURM_NODEID a.py"\n', "--node_rank 0 (from $SLURM_NODEID)"),
+    ("srun {} --node_rank=$SLURM_PROCID a.py\n", "--node_rank=0 (from $SLURM_PROCID)"),
+    (
+        'L="{} --node_rank $SLURM_PROCID"\nsrun --jobid $SLURM_JOBID bash -c "$L a.py"\n',
+        "--node_rank 0 (from $SLURM_PROCID)",
+    ),
+    (
+        "export RANK=${{SLURM_NODEID}}\nsrun bash -c '{} --node_rank '$RANK' a.py'\n",
+        "--node_rank 0 (from $SLURM_NODEID)",
+    ),
+    ("srun bash <<E\n{} --node_rank ${{SLURM_NODEID:-0}} a.py\nE\n", "--node_rank 0"),
+    ("srun {} --node_rank 0 a.py\n", "--node_rank 0"),
+    (
+        "srun accelerate launch --num_machines 2 --machine_rank $SLURM_NODEID a.py\n",
+        "--machine_rank 0 (from $SLURM_NODEID)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), _RANKED)
+def test_the_batch_shell_gives_all_nodes_the_rank_0(text: str, expected: str) -> None:
+    (told,) = _told(_TWO + text.format(_TORCHRUN))
+    assert f"error node-rank-of-batch-shell: {expected}" in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun bash -c '{} --node_rank $SLURM_NODEID a.py'\n",
+        'srun bash -c "{} --node_rank \\$SLURM_PROCID a.py"\n',
+        'L="{} --node_rank \\$SLURM_PROCID"\nsrun --jobid $SLURM_JOBID bash -c "$L a.py"\n',
+        "srun bash <<'E'\n{} --node_rank $SLURM_NODEID a.py\nE\n",
+        "srun bash <<E\n{} --node_rank \\$SLURM_NODEID a.py\nE\n",
+        "srun {} --node_rank $SLURM_NODEID --rdzv_backend=c10d a.py\n",
+        "srun -N 1 -w $HEAD {} --node_rank 0 a.py &\nsrun --nodes=1 -w $OTHER {} --node_rank 1 a.py\n",
+    ],
+)
+def test_a_rank_that_each_task_expands(text: str) -> None:
+    assert _told(_TWO + text.replace("{}", _TORCHRUN)) == []
+
+
+_UNSET = [
+    ('SCRIPT=a.py\nCMD="accelerate launch --num_processes 2 $PROGRAM $ARGS"\n$CMD\n', "$PROGRAM"),
+    ("SCRIPTS_ARGS='--lr 1'\ntorchrun $TRAIN_FILE $SCRIPTS_ARGS\n", "$TRAIN_FILE"),
+    ("#SBATCH --nodes=1\nCOMMAND='torchrun a.py'\nsrun --jobid $SLURM_JOBID $COMAND\n", "$COMAND"),
+    ("LAUNCH='torchrun --nproc_per_node 2'\n$LAUNCHER a.py\n", "$LAUNCHER"),
+    (
+        'source ~/.rc/activate\neval "$(conda shell.bash hook)"\nENTRY=a.py\npython $ENTRY_FILE\n',
+        "$ENTRY_FILE",
+    ),
+    ('#SBATCH -N 1\nsrun bash -c "$CMD 2>&1 | tee log"\n', "$CMD"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), _UNSET)
+def test_a_command_or_script_that_nothing_sets(text: str, expected: str) -> None:
+    (told,) = _told(text)
+    assert told.endswith(f"warning shell-variable-unset: {expected}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchrun $1 --lr 1\n",
+        "torchrun ${SCRIPT:-a.py}\n",
+        ": ${SCRIPT:?give a script}\ntorchrun $SCRIPT\n",
+        '[ -z "$SCRIPT" ] && exit 1\ntorchrun $SCRIPT\n',
+        "source config.sh\ntorchrun $SCRIPT\n",
+        "read -r SCRIPT\ntorchrun $SCRIPT\n",
+        "export SCRIPT\ntorchrun $SCRIPT\n",
+        "# usage: SCRIPT=a.py bash job.sh\ntorchrun $SCRIPT\n",
+        "for SCRIPT in a.py b.py; do\n  torchrun $SCRIPT\ndone\n",
+        "while getopts s: SCRIPT; do torchrun $SCRIPT; done\n",
+        "torchrun --nproc_per_node $SLURM_GPUS_ON_NODE a.py $EXTRA\n",
+        "$CUDA_HOME/bin/nvcc a.cu\n$HOME/run a.py\n$CC a.c\n",
+        "f() {\n  local SCRIPT=$1\n  torchrun $SCRIPT\n}\n",
+        "case $MODE in sft) S=a.py;; dpo) S=b.py;; esac\ntorchrun $S\n",
+    ],
+)
+def test_a_variable_that_something_sets(text: str) -> None:
+    assert _told(text) == []
+
+
+def test_the_nearest_name_is_the_fix() -> None:
+    Path("job.sh").write_text("SCRIPT=a.py\nSCRIPT_ARGS=x\ntorchrun $PYTHON_FILE $SCRIPT_ARGS\n")
+    assert [finding.fix for finding in check("job.sh").findings] == ["write $SCRIPT, which the file sets"]
+
+
+def test_the_options_of_a_header() -> None:
+    text = "#!/bin/sh\n#SBATCH -N2 -n 8\n\n#SBATCH --gres gpu:a100:4 # all\necho\n#SBATCH -N 3\n"
+    job = batch_job(text, name="j")
+    assert job is not None
+    assert [option.text for option in job.options] == ["-N2", "-n 8", "--gres gpu:a100:4"]
+    assert (job.nodes, job.tasks_per_node) == (2, 4)
+    assert job.gpus_per_node is not None
+    assert job.gpus_per_node[0] == 4
+    assert batch_job("#!/bin/sh\necho\n", name="j") is None

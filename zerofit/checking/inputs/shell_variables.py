@@ -1,0 +1,85 @@
+"""The variables that a shell script sets, or expects from its environment; and those that nothing sets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from zerofit.core.errors import nearest
+
+_SETTING = re.compile(
+    r"(?:^|[\s;&|({,='\"`])([A-Za-z_]\w*)(?:\[[^\]\n]*\])?\+?="  # NAME=, NAME+=, NAME[0]=
+    r"|\b(?:for|select)\s+([A-Za-z_]\w*)\b"
+    r"|\bgetopts\s+\S+\s+([A-Za-z_]\w*)"
+    r"|\bprintf\s+-v\s+([A-Za-z_]\w*)"
+    r"|\$\{([A-Za-z_]\w*)(?:\[[^\]\n]*\])?(?::?[-=?+]|@)"  # ${NAME:-default}, ${NAME:?message}
+    r"|\$\{[!#]([A-Za-z_]\w*)",
+    re.MULTILINE,
+)
+_LISTING = re.compile(
+    r"\b(?:export|declare|local|readonly|typeset|read|mapfile|readarray|unset)\b((?:[ \t]+[-\w]+)+)"
+)
+_TEST = re.compile(r"(?:\[\[?|\btest|\bcase|\bif|\bwhile|\buntil|\(\()[^\n;]*")
+_SCRIPT = re.compile(r"\b([A-Za-z_]\w*)=[\"']?[^\s\"';]*\.py[\s\"';]")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SOURCE = re.compile(r"^[ \t]*(?:[^#\n]*(?:&&|;)\s*)?(?:source|\.)\s+([^\n;&|]+)", re.MULTILINE)
+_OPENING = re.compile(
+    r"\bset\s+-([a-z]*a[a-z]*|o\s+allexport)\b"
+    r"|\beval\s+[\"']?(\$\(|`)(?!\S*(conda|mamba|pyenv|ssh-agent))"
+)
+"""Commands that may set any name."""
+_SETS_OTHERS = re.compile(
+    r"activate|conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|/etc/|modules?\.sh|/init/|lmod|nvm\.sh|setvars"
+)
+"""Files that are sourced for programs, and set none of the script's own variables."""
+_OF_ENVIRONMENT = re.compile(
+    r"(SLURM|SBATCH|SRUN|CUDA|NCCL|GLOO|UCX|HF|TORCH|PYTORCH|ACCELERATE|DEEPSPEED|PET|MASTER|MAIN_PROCESS|PBS|LSB|OMPI|PMI"
+    r"|PMIX|MPI|AWS|AZ|AZUREML|GOOGLE|SM|SKYPILOT|KUBERNETES|CONDA|VIRTUAL|WANDB|COMET|XDG|LC|BASH|OMP"
+    r"|MKL|SINGULARITY|APPTAINER|DOCKER|GIT|GITHUB|CI|ARNOLD|METIS|PAI|DLC|MLP|VOLC)(_\w+)?"
+    r"|(WORLD|NODE|LOCAL|GROUP|ROLE|GPU|N?NODES?|N?PROC|NPROC)_?(SIZE|RANK|COUNT|NUM|PER_NODE|WORLD_SIZE)?"
+    r"|PYTHON(PATH|HOME|UNBUFFERED|HASHSEED|_BIN|_EXE\w*)?|HOME|PATH|PWD|OLDPWD|USER|LOGNAME|UID|EUID|HOSTNAME|HOST|SHELL|TMPDIR|TMP|TEMP|RANDOM|SECONDS|LINENO|PPID"
+    r"|LANG|TERM|EDITOR|IFS|OPTARG|OPTIND|REPLY|FUNCNAME|SCRATCH|WORK|STORE|RANK|DATE|LD_\w+|JOB_?ID|\w+_(HOME|ROOT|CACHE)"
+)
+"""Names that the system, a scheduler, a container or a library sets; the groups are their prefixes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellVariables:
+    """The names that a script gives a value, or whose value it looks at before it uses them."""
+
+    names: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+    """Those of them that it gives a value."""
+    scripts: frozenset[str] = frozenset()
+    """Those of them whose value is a Python file."""
+    is_open: bool = True
+    """True if other names may be set too: by another file that it sources, by eval."""
+
+    def nearest(self, name: str) -> str | None:
+        """Return the name that the file sets in place of another: spelt alike, or the only script."""
+        alike = nearest(name, self.assigned - {name})
+        return alike or (next(iter(self.scripts)) if len(self.scripts) == 1 else None)
+
+    def lacks(self, name: str) -> bool:
+        """Return True if nothing in the file, and nothing that commonly is in an environment, sets a name."""
+        if self.is_open or name in self.names:
+            return False
+        return _OF_ENVIRONMENT.fullmatch(name) is None
+
+
+def variables_of(text: str) -> ShellVariables:
+    """Return the variables of a script, comments included: those name what the user has to set."""
+    assigned = {name for match in _SETTING.finditer(text) for name in match.groups() if name}
+    names = set(assigned)
+    for listing in _LISTING.finditer(text):
+        names.update(_NAME.findall(listing[1]))
+    for test in _TEST.finditer(text):
+        names.update(_NAME.findall(test[0]))
+    sourced = (match[1] for match in _SOURCE.finditer(text))
+    is_open = _OPENING.search(text) is not None or any(not _SETS_OTHERS.search(file) for file in sourced)
+    return ShellVariables(
+        names=frozenset(names),
+        assigned=frozenset(assigned),
+        scripts=frozenset(_SCRIPT.findall(text)),
+        is_open=is_open,
+    )

@@ -1,0 +1,289 @@
+"""Rules on launch lines of batch jobs: what Slurm gives the job, where the line runs, what nothing sets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.checking.inputs.accelerate import LaunchLayers, launch_value, whole_number
+from zerofit.checking.inputs.batch_jobs import BatchJob, job_options
+from zerofit.checking.inputs.programs import program_of
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, ignored
+from zerofit.core.command import Launcher, is_literal
+from zerofit.core.setting import Confidence, Said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.inputs.shell_lines import ShellLine
+    from zerofit.checking.situation import Situation
+    from zerofit.core.command import LaunchCommand
+
+_SBATCH = "https://slurm.schedmd.com/sbatch.html"
+_SRUN = "https://slurm.schedmd.com/srun.html"
+_NEEDS_SLURM = "needs Slurm"
+_FREE_TEXTS = ("output", "error", "input", "chdir", "job-name", "comment", "mail-user", "export", "wckey")
+"""Options that take any text, so that Slurm does not refuse a variable's name."""
+_ON_NODES_WORDS = """
+    srun ssh pdsh pssh parallel-ssh clush dsh mpirun mpiexec orterun prun ibrun jsrun aprun kubectl
+    """
+_ON_NODES = frozenset(_ON_NODES_WORDS.split())
+"""Commands that start a program on other nodes."""
+_LAUNCHERS = (Launcher.ACCELERATE, Launcher.TORCHRUN, Launcher.DEEPSPEED)
+_MACHINES = ("num_machines", "nnodes", "num_nodes")
+_RANKS = ("machine_rank", "node_rank")
+
+
+@Rule(
+    id="sbatch-variable-not-expanded",
+    severity=Severity.ERROR,
+    summary="an #SBATCH line has a shell variable",
+    why="Slurm reads these lines itself, before any shell: it takes the variable's name for the value",
+    fix="write the value, or give the option on the command line of sbatch",
+    see=_SBATCH,
+    evidence=fails(not_reproduced=_NEEDS_SLURM),
+)
+def _unexpanded(situation: Situation) -> Iterator[Hit]:
+    job = _job_of(situation)
+    for option in job.options if job is not None else ():
+        if option.value is not None and re.search(r"\$[\w{(]|`", option.value):
+            is_text = option.name in _FREE_TEXTS
+            fix = f"write the value, or give it to sbatch: sbatch {option.text} JOB"
+            if is_text:
+                fix = "write the text; %j stands for the job's number, %x for its name, %u for the user"
+            confidence = Confidence.LIKELY if is_text else Confidence.CERTAIN
+            yield Hit(found=f"#SBATCH {option.text}", place=option.place, fix=fix, confidence=confidence)
+
+
+@Rule(
+    id="sbatch-tasks-contradict",
+    severity=Severity.WARNING,
+    summary="the numbers of nodes and tasks of an #SBATCH header don't agree",
+    why="beside --ntasks, --ntasks-per-node is only the most tasks that a node may get",
+    fix="leave --ntasks out, or set it to the nodes times the tasks of a node",
+    see=_SBATCH,
+    evidence=ignored(not_reproduced=_NEEDS_SLURM),
+)
+def _contradicting_tasks(situation: Situation) -> Iterator[Hit]:
+    job = _job_of(situation)
+    tasks, per_node = (job.find("ntasks"), job.find("ntasks-per-node")) if job else (None, None)
+    if job is None or tasks is None or per_node is None or not tasks.number or not per_node.number:
+        return
+    nodes = job.number("nodes")
+    if tasks.number >= per_node.number and nodes in (None, -(-tasks.number // per_node.number)):
+        return
+    behind = "" if nodes is None else f" on {nodes} node{'s' * (nodes > 1)}"
+    fix = f"leave {tasks.text} out"
+    if nodes is not None:
+        fix += f", or write --ntasks={nodes * per_node.number}"
+    yield Hit(found=f"{tasks.text} with {per_node.text}{behind}", place=tasks.place, fix=fix)
+
+
+@Rule(
+    id="launch-needs-more-than-job",
+    severity=Severity.ERROR,
+    summary="the launch line and the job's #SBATCH header don't agree",
+    why="the launcher counts on GPUs and nodes that Slurm does not give the job",
+    fix="write the same numbers in both",
+    see=_SBATCH,
+    evidence=fails(not_reproduced=_NEEDS_SLURM),
+)
+def _beyond_the_job(situation: Situation) -> Iterator[Hit]:
+    step = _step_of(situation)
+    if step is None:
+        return
+    machines, nodes = step.machines, step.header.nodes
+    asked = None if machines is None else whole_number(machines.value)
+    if machines is not None and asked and nodes and asked > nodes:
+        option = step.header.find("nodes") or step.header.find("ntasks")
+        why = "the launcher waits for nodes that the job does not have"
+        text = f"#SBATCH {option.text}" if option is not None else f"{nodes} nodes"
+        yield Hit(found=f"{machines.text} with {text}", why=why)
+    found, gpus = step.ranks_per_node, step.job.gpus_per_node
+    if found is None or gpus is None:
+        return
+    ranks, said = found
+    number, option = gpus
+    tasks = step.job.tasks_per_node if step.is_under_srun else 1
+    if tasks and ranks * tasks > number:
+        times = f", started by {tasks} tasks a node," if tasks > 1 else ""
+        why = f"{ranks * tasks} ranks a node, and {number} GPU{'s' * (number > 1)}: invalid device ordinal"
+        yield Hit(found=f"{said.text}{times} with #SBATCH {option.text}", why=why)
+    is_of_all = step.command.launcher is Launcher.ACCELERATE
+    if is_of_all and nodes and nodes > 1 and ranks < number:
+        yield Hit(
+            found=f"{said.text} with #SBATCH {option.text} on {nodes} nodes",
+            why=f"accelerate counts the ranks of all {nodes} nodes together, so that GPUs stay idle",
+            fix=f"write --num_processes {number * nodes}",
+            confidence=Confidence.LIKELY,
+        )
+
+
+@Rule(
+    id="launch-on-first-node-only",
+    severity=Severity.ERROR,
+    summary="only the job's first node runs the launch line",
+    why="Slurm runs a batch script on one node; the others wait for srun to start something",
+    fix="write srun before the command, with one task a node",
+    see=_SRUN,
+    evidence=fails(not_reproduced=_NEEDS_SLURM),
+)
+def _on_first_node(situation: Situation) -> Iterator[Hit]:
+    step = _step_of(situation)
+    if step is None or not step.job.nodes or step.job.nodes < 2 or step.job.starts_own_code:
+        return
+    if any(program_of(word) in _ON_NODES for word in step.line.starters) or _meets_by_itself(step):
+        return
+    machines, nodes = step.machines, step.job.find("nodes") or step.job.find("ntasks")
+    is_several = machines is not None and machines.value != "1" and whole_number(machines.value) != 1
+    is_open = step.line.is_conditional or step.command.launcher is Launcher.DEEPSPEED
+    is_open = is_open or (step.command.find("config_file") is not None and situation.accelerate is None)
+    text = f" {machines.text}" if machines is not None and is_several else ""
+    beside = f", with #SBATCH {nodes.text}" if nodes is not None else ""
+    yield Hit(
+        found=f"{step.command.program}{text} without srun{beside}",
+        why="a batch script runs on the first node, and waits there for ranks that nothing starts"
+        if is_several
+        else None,
+        fix="write srun --ntasks-per-node=1 before the command",
+        confidence=Confidence.CERTAIN if is_several and not is_open else Confidence.LIKELY,
+    )
+
+
+def _meets_by_itself(step: _Step) -> bool:
+    """Return True if the launcher itself starts the ranks of other nodes, by ssh, or may do so."""
+    hosts = launch_value(step.layers, "deepspeed_hostfile")
+    return step.command.find("hostfile", "launcher", "force_multi") is not None or bool(hosts and hosts.value)
+
+
+@Rule(
+    id="node-rank-of-batch-shell",
+    severity=Severity.ERROR,
+    summary="all nodes get the rank 0",
+    why="the batch shell expands $SLURM_NODEID or $SLURM_PROCID before srun starts a task, always to 0",
+    fix="let the shell of each task expand it: srun bash -c '... --node_rank $SLURM_NODEID ...', in single "
+    "quotes or with a backslash",
+    see=_SRUN,
+    evidence=fails(not_reproduced=_NEEDS_SLURM),
+)
+def _same_rank(situation: Situation) -> Iterator[Hit]:
+    step = _step_of(situation)
+    if step is None or not step.is_under_srun or step.job.nodes == 1:
+        return
+    rank, machines = step.command.find(*_RANKS), step.machines
+    if rank is None or rank.value != "0" or _agree_on_ranks(step.command):
+        return
+    if machines is None or whole_number(machines.value) == 1 or _is_for_one_node(step.line):
+        return
+    names = " or ".join(f"${name}" for name in step.line.from_batch_shell)
+    is_sure = bool(step.job.nodes) and not step.line.is_conditional
+    yield Hit(
+        found=f"{rank.text} (from {names})" if names else rank.text,
+        why=None if names else "srun starts the same line on each node, so that all have this rank",
+        fix=f"write --{rank.name} \\$SLURM_NODEID in the quotes of srun bash -c",
+        confidence=Confidence.CERTAIN if is_sure else Confidence.LIKELY,
+    )
+
+
+def _agree_on_ranks(command: LaunchCommand) -> bool:
+    """Return True if the nodes' ranks come from their rendezvous, as in all backends but the static one."""
+    backend, conf = command.find("rdzv_backend"), command.find("rdzv_conf")
+    is_static = backend is None or backend.value == "static"
+    return not is_static or (conf is not None and "rdzv_backend=" in (conf.value or ""))
+
+
+def _is_for_one_node(line: ShellLine) -> bool:
+    """Return True if srun is told which node, or only one, to start the line on."""
+    options = BatchJob(options=tuple(job_options(list(line.starters))))
+    is_named = options.find("nodelist", "relative", "r") is not None
+    return is_named or 1 in (options.number("nodes"), options.number("ntasks"))
+
+
+@Rule(
+    id="shell-variable-unset",
+    severity=Severity.WARNING,
+    summary="nothing in the file sets the variable that the launch line starts",
+    why="the shell puts nothing in its place, unless the environment sets it",
+    fix="set the variable, or write ${NAME:?} if the environment has to",
+    see="https://www.gnu.org/software/bash/manual/bash.html#Shell-Parameter-Expansion",
+    evidence=fails(not_reproduced="the harness starts commands without a shell"),
+)
+def _unset(situation: Situation) -> Iterator[Hit]:
+    line, command = situation.line, situation.command
+    if line is None:
+        return
+    name = line.unset_command
+    script = (command.script or "") if command is not None else ""
+    if name is None and (match := re.fullmatch(r"\$([A-Za-z_]\w*)", script)) is not None:
+        name = match[1] if line.variables.lacks(match[1]) else None
+    if name is not None:
+        near = line.variables.nearest(name)
+        fix = f"write ${near}, which the file sets" if near else f"set {name} before this line"
+        yield Hit(found=f"${name}", fix=fix, confidence=Confidence.LIKELY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A launch line of a job."""
+
+    header: BatchJob
+    job: BatchJob
+    """The header, and what the line's own srun asks for beside it."""
+    line: ShellLine
+    command: LaunchCommand
+    layers: LaunchLayers
+
+    @property
+    def is_under_srun(self) -> bool:
+        return any(program_of(word) == "srun" for word in self.line.starters)
+
+    @property
+    def machines(self) -> Said[str] | None:
+        """The nodes that the launcher is told of."""
+        flag = self.command.find(*_MACHINES)
+        if flag is not None:
+            return Said(value=flag.value, text=flag.text) if flag.value is not None else None
+        is_accelerate = self.command.launcher is Launcher.ACCELERATE
+        return launch_value(self.layers, "num_machines") if is_accelerate else None
+
+    @property
+    def ranks_per_node(self) -> tuple[int, Said[str]] | None:
+        """The ranks that one launcher starts, and the flag that says it; None if not literal, or on a CPU."""
+        if self.command.find("cpu", "use_cpu") is not None:
+            return None
+        names = ("num_processes",) if self.command.launcher is Launcher.ACCELERATE else _PER_NODE
+        flag = self.command.find(*names)
+        number = None if flag is None or not is_literal(flag.value) else whole_number(flag.value)
+        if flag is None or not number:
+            return None
+        said = Said(value=flag.value or "", text=flag.text)
+        if self.command.launcher is not Launcher.ACCELERATE:
+            return number, said
+        machines = self.machines
+        nodes = self.job.nodes if machines is None else whole_number(machines.value)
+        return (number // nodes, said) if nodes else None
+
+
+_PER_NODE = ("nproc_per_node", "num_gpus")
+
+
+def _job_of(situation: Situation) -> BatchJob | None:
+    return None if situation.line is None else situation.line.job
+
+
+def _step_of(situation: Situation) -> _Step | None:
+    """Return the launch line of a job; None for any other line."""
+    line, job, command = situation.line, _job_of(situation), situation.command
+    if line is None or job is None or command is None or command.launcher not in _LAUNCHERS:
+        return None
+    starters = list(line.starters)
+    begin = next((at for at, word in enumerate(starters) if program_of(word) == "srun"), len(starters))
+    both = BatchJob(
+        options=(*job.options, *job_options(starters[begin + 1 :])), starts_own_code=job.starts_own_code
+    )
+    layers = LaunchLayers(file=situation.accelerate, command=command)
+    return _Step(header=job, job=both, line=line, command=command, layers=layers)
+
+
+RULES = declared(vars())
