@@ -150,6 +150,36 @@ def has_remainder(test: ast.expr, scope: Scope) -> bool:
     )
 
 
+def period_of(test: ast.expr, scope: Scope) -> int | None:
+    """Return the 4 of a condition `step % 4 == 0`; None if the source does not show it."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            value = scope.look_up(node.right.id) if isinstance(node.right, ast.Name) else None
+            number = value.value if isinstance(value, Constant) else getattr(node.right, "value", None)
+            if type(number) is int:
+                return number
+    return None
+
+
+def is_fp16_test(test: ast.expr) -> bool:
+    """Return True for a condition that holds under fp16 mixed precision: `args.mixed_precision == "fp16"`."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        right = test.comparators[0]
+        is_fp16 = isinstance(right, ast.Constant) and right.value == "fp16"
+        return is_fp16 and _last_name(test.left) == "mixed_precision"
+    return _last_name(test) == "fp16"
+
+
+def is_about_precision(test: ast.expr) -> bool:
+    """Return True if a condition is about the mixed precision of the run."""
+    names = {_last_name(node) for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))}
+    return bool(names & {"mixed_precision", "fp16", "bf16"})
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def _is_one(node: ast.expr, scope: Scope) -> bool:
     value = scope.look_up(node.id) if isinstance(node, ast.Name) else None
     return value == Constant(1) or (isinstance(node, ast.Constant) and node.value == 1)

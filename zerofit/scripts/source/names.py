@@ -8,6 +8,9 @@ import re
 from zerofit.core.optimizers.lookup import entry_of, library_of, optimizer_of_class
 
 ACCELERATORS = {"accelerate.Accelerator", "accelerate.accelerator.Accelerator"}
+ACCUMULATION_PLUGINS = {
+    f"accelerate.{module}GradientAccumulationPlugin" for module in ("", "utils.", "utils.dataclasses.")
+}
 RANK_CALLS = {
     "torch.distributed.get_rank",
     "torch.distributed.get_node_local_rank",
