@@ -202,8 +202,8 @@ class ScriptCall:
     clears: ClearedGradients | None = None
     """ZERO_GRAD: what it deletes too early."""
     half_weights: Said[None] | None = None
-    """PREPARE, MAKE_TRAINER: what made all weights of the model that trains fp16, or does under fp16 mixed
-    precision."""
+    """PREPARE, MAKE_TRAINER, STEP_SCALED: what made all weights of the model that trains fp16, or does under
+    fp16 mixed precision."""
     frozen_by: Snippet | None = None
     """PREPARE, INITIALIZE, MAKE_TRAINER: the call that loaded the model's adapters without
     is_trainable=True."""
@@ -223,7 +223,8 @@ class ScriptFacts:
     """The library that reads the DeepSpeed configuration, judged by the script's calls; None if unknown."""
     optimizers: tuple[UsedOptimizer, ...] = ()
     accelerator_keywords: tuple[Keyword, ...] = ()
-    """Keyword arguments of Accelerator(): literals, and those of a known command line."""
+    """Keyword arguments of Accelerator(): literals, and those of a known command line; "plugin.num_steps" is
+    one of GradientAccumulationPlugin()."""
     accelerator_arguments: tuple[Keyword, ...] = ()
     """Keyword arguments of Accelerator() that are parsed arguments; the values are their destinations."""
     training_arguments: tuple[Keyword, ...] = ()
@@ -266,7 +267,7 @@ class ScriptFacts:
             argument = options.get(str(keyword.value))
             value: Any = _value_of(argument, given) if argument else _UNKNOWN
             if value is not _UNKNOWN:
-                text = f"{keyword.name}={value}"
+                text = f"{keyword.name.rpartition('.')[2]}={value}"
                 found.append(replace(keyword, value=value, text=text, confidence=confidence))
         return replace(self, accelerator_keywords=(*self.accelerator_keywords, *found))
 
@@ -367,6 +368,7 @@ class Action(StrEnum):
     CLIP = "clip_grad_norm_()"
     STEP = "optimizer.step()"
     STEP_UNKNOWN = "step() of something unknown"
+    STEP_SCALED = "GradScaler.step()"
     ZERO_GRAD = "zero_grad()"
     SAVE_PRETRAINED = "save_pretrained()"
     STATE_DICT = "state_dict()"

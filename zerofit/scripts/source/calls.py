@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
@@ -138,9 +139,13 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.accelerator_keywords += reading.certain_keywords_of(call)
         reading.accelerator_arguments += reading.arguments_of(call)
         return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
+    if name in names.GRAD_SCALERS and call.keywords.get("enabled", Constant(True)) == Constant(True):
+        return TrackedObject(kind=ObjectKind.SCALER, node=node)
     if name in names.ACCUMULATION_PLUGINS:
-        reading.accelerator_arguments += reading.arguments_of(call, "gradient_accumulation_plugin.")
-        return Mapping(tuple(call.keywords.items()))
+        of_plugin = reading.certain_keywords_of(call)
+        reading.accelerator_keywords += [replace(word, name=f"plugin.{word.name}") for word in of_plugin]
+        reading.accelerator_arguments += reading.arguments_of(call, "plugin.")
+        return None
     if names.is_arguments(name):
         reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
         reading.training_arguments += reading.certain_keywords_of(call)
@@ -348,6 +353,11 @@ def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
         reading.record(_TRAINER_ACTIONS[name], call.node, tracked)
     if tracked.kind is ObjectKind.TOKENS and name in _SAME_TENSOR:
         return tracked
+    if tracked.kind is ObjectKind.SCALER and name == "step":
+        optimizer = call.value("optimizer", 0)
+        made = optimizer if isinstance(optimizer, TrackedObject) else None
+        more = {"half_weights": weights.half_weights(reading, (made,))}
+        reading.record(Action.STEP_SCALED, call.node, made, more=more)
     if tracked.kind is ObjectKind.OPTIMIZER and name in ("step", "zero_grad"):
         reading.record(Action.STEP if name == "step" else Action.ZERO_GRAD, call.node, tracked)
     return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.source.reading import Condition, Reading, RecordedCall
 
 _BACKWARDS = (Action.BACKWARD, Action.BACKWARD_OF_LOSS)
-_STEPS = (Action.STEP, Action.STEP_UNKNOWN)
+_STEPS = (Action.STEP, Action.STEP_UNKNOWN, Action.STEP_SCALED)
 
 
 def find_cleared(reading: Reading, seen: RecordedCall) -> ClearedGradients | None:
@@ -163,5 +163,6 @@ def _by_hand(
 def _confidence(reading: Reading, seen: RecordedCall, backward: RecordedCall) -> Confidence:
     owner: TrackedObject | None = seen.tracked
     is_known = owner is not None and (owner.is_prepared or owner.kind is not ObjectKind.OTHER)
-    outside = [condition for condition in (*seen.conditions, *backward.conditions) if condition.depth == 0]
+    depth = len(seen.loops)
+    outside = [condition for condition in (*seen.conditions, *backward.conditions) if condition.depth < depth]
     return Confidence.CERTAIN if is_known and not outside and seen.root == 0 else Confidence.LIKELY

@@ -24,6 +24,8 @@ class ObjectKind(Enum):
     """An argparse.ArgumentParser, or a group of one."""
     NAMESPACE = auto()
     """What a parser's parse_args() returns."""
+    SCALER = auto()
+    """A GradScaler that is enabled."""
     TOKENS = auto()
     """A model's generated output."""
     CONFIG = auto()

@@ -106,7 +106,8 @@ def half_weights(
     root = model.root
     if root.half_by is None or root.has_open_weights or reading.text.has(*_UPCASTS):
         return None
-    may_skip = reading.conditions or reading.loops or reading.root or root.made_under or root.has_escaped
+    outside = [condition for condition in reading.conditions if condition.depth == 0]
+    may_skip = outside or reading.root or root.made_under or root.has_escaped
     by = reading.text.snippet(root.half_by)
     is_sure = not may_skip and (is_trainer or len(trained) == len(optimizers) > 0)
     confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Keyword, ScriptFacts
+    from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
 
-_STEPS = ("gradient_accumulation_steps", "gradient_accumulation_plugin.num_steps")
+_STEPS = ("gradient_accumulation_steps", "plugin.num_steps")
 _SHARDING = ("FSDP", "MEGATRON_LM", "XLA", "TPU")
 """Values of distributed_type whose engine scales gradients itself: FSDP's ShardedGradScaler takes fp16."""
 _SHARDING_FLAGS = ("use_fsdp", "use_megatron_lm", "tpu")
@@ -81,21 +81,25 @@ def _clears_by_hand(situation: Situation) -> Iterator[Hit]:
     why="torch's GradScaler refuses fp16 gradients: Attempting to unscale FP16 gradients",
     fix="load the model in fp32, autocast computes in fp16 by itself; or train in bf16",
     see="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/amp/grad_scaler.py",
-    evidence=fails(not_reproduced="accelerate and Trainer refuse fp16 without a GPU"),
+    evidence=fails("Attempting to unscale FP16 gradients"),
 )
 def _trains_in_half(situation: Situation) -> Iterator[Hit]:
     script = situation.script
-    found = script.find(Action.PREPARE, Action.MAKE_TRAINER) if script else ()
-    half = next(((call, call.half_weights) for call in found if call.half_weights is not None), None)
-    if script is None or half is None or not is_without_deepspeed(situation) or _is_sharded(situation):
+    if script is None or not is_without_deepspeed(situation) or _is_sharded(situation):
         return
-    call, made = half
-    precision = _fp16(situation, script)
-    if precision is None or (call.action is Action.PREPARE and not script.find(Action.BACKWARD)):
-        return
-    confidence = least(made.confidence, precision.confidence)
-    found_text = f"{made.text} with {precision.text}"
-    yield replace(hit(call.seen, confidence=confidence), found=found_text, place=made.place)
+    for call in script.find(Action.PREPARE, Action.MAKE_TRAINER, Action.STEP_SCALED):
+        made, scaler = call.half_weights, _scaler(situation, script, call)
+        if made is not None and scaler is not None:
+            found = f"{made.text} with {scaler.text}"
+            yield Hit(found=found, place=made.place, confidence=least(made.confidence, scaler.confidence))
+
+
+def _scaler(situation: Situation, script: ScriptFacts, call: ScriptCall) -> Said[None] | None:
+    """Return the step of the script's own GradScaler, or the setting that makes accelerate create one."""
+    if call.action is Action.STEP_SCALED:
+        return Said(value=None, text=call.seen.text, place=call.seen.place)
+    trains = call.action is Action.MAKE_TRAINER or script.find(Action.BACKWARD)
+    return _fp16(situation, script) if trains else None
 
 
 def _is_sharded(situation: Situation) -> bool:
