@@ -154,7 +154,8 @@ def _route(reading: Reading) -> Route | None:
 
 
 def _model(reading: Reading, tracked: TrackedObject) -> Model:
-    root = next(seen.root for seen in reading.calls[tracked.order :] if seen.tracked is tracked)
+    made = next(seen for seen in reading.calls[tracked.order :] if seen.tracked is tracked)
+    root = made.root
     set_up = [seen for seen in reading.calls[: tracked.order] if seen.action in _SETS_UP]
     later = next(
         (seen for seen in reading.calls[tracked.order :] if seen.action in _SETS_UP and seen.root == root),
@@ -169,8 +170,7 @@ def _model(reading: Reading, tracked: TrackedObject) -> Model:
         is_in_zero_init=tracked.is_in_zero_init,
         later_setup=reading.text.snippet(later.node) if later and not is_open else None,
         is_before_setup=all(seen.root != root for seen in set_up),
-        is_always_after_setup=not tracked.made_under
-        and root == 0
+        is_always_after_setup=not (made.conditions or made.loops or root)
         and any(seen.root == 0 and not seen.conditions and not seen.loops for seen in set_up),
     )
 
