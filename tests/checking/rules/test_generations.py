@@ -41,6 +41,7 @@ _MULTI = "accelerate launch --multi_gpu --num_processes"
         (_grpo("generation_batch_size=20, num_generations=8"), f"{_MULTI} 2", "", [_SURE]),
         (_grpo("num_generations=7"), "torchrun --nproc_per_node 6", "", [_SURE]),
         (_grpo("per_device_train_batch_size=5", "RLOO"), "python", "", [_SURE]),
+        (_grpo("num_generations=1"), f"{_MULTI} 4", "", [_SURE]),
         (_grpo("eval_strategy='steps', per_device_eval_batch_size=1"), f"{_MULTI} 2", "", [_SURE]),
         (_grpo("eval_strategy='epoch', num_generations_eval=3"), f"{_MULTI} 2", "", [_SURE]),
         (_PARSED, "python", "--per_device_train_batch_size 2 --num_generations 4", [_LIKELY]),

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Hit, Rule, Severity, declared, fails
+from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_of
 from zerofit.checking.rules.script.hits import hit, least
 from zerofit.core.command import Launcher
 from zerofit.core.setting import Confidence, Said
@@ -52,6 +52,10 @@ def _breaks_groups(situation: Situation) -> Iterator[Hit]:
     if found is None or ranks is None:
         return
     call, settings = found
+    alone = settings["num_generations"]
+    if alone is not None and alone.value == 1:
+        why = "an advantage compares the generations of a prompt, so TRL refuses one alone"
+        yield hit_of(alone, why=why, fix="set num_generations to 2 or more")
     for size, texts, group in (_training(settings, ranks), _evaluation(settings, ranks)):
         if size is None or group is None or not isinstance(group.value, int) or group.value < 1:
             continue
