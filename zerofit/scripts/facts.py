@@ -131,7 +131,9 @@ class ClearedGradients:
     """The step() that comes once in several micro-batches; None inside accumulate(), where the Accelerator's
     number of steps decides."""
     every: Snippet | None = None
-    """The condition of that step(), or the loop before it."""
+    """The condition of that step(); None for one behind a loop."""
+    argument: str | None = None
+    """The parsed argument that is the number of micro-batches between two steps; None if none, or known."""
     confidence: Confidence = Confidence.LIKELY
 
 
@@ -201,7 +203,7 @@ class ScriptCall:
 
     clears: ClearedGradients | None = None
     """ZERO_GRAD: what it deletes too early."""
-    half_weights: Said[None] | None = None
+    half_weights: Said[object] | None = None
     """PREPARE, MAKE_TRAINER, STEP_SCALED: what made all weights of the model that trains fp16, or does under
     fp16 mixed precision."""
     frozen_by: Snippet | None = None
@@ -253,8 +255,8 @@ class ScriptFacts:
         reads = (replace(read, file=_named_file(read.file, values, given)) for read in self.early_reads)
         return replace(self, early_reads=tuple(reads))
 
-    def with_arguments_of_accelerator(self, given: Sequence[str], *, are_all: bool) -> ScriptFacts:
-        """Return these facts with the keyword arguments of Accelerator() that a command line gives.
+    def with_accumulation_of(self, given: Sequence[str], *, are_all: bool) -> ScriptFacts:
+        """Return these facts with the steps of accumulation, and what else Accelerator() gets, of a line.
 
         Args:
             given: the script's arguments.
@@ -269,7 +271,8 @@ class ScriptFacts:
             if value is not _UNKNOWN:
                 text = f"{keyword.name.rpartition('.')[2]}={value}"
                 found.append(replace(keyword, value=value, text=text, confidence=confidence))
-        return replace(self, accelerator_keywords=(*self.accelerator_keywords, *found))
+        calls = (_with_period(call, options, given, are_all=are_all) for call in self.calls)
+        return replace(self, accelerator_keywords=(*self.accelerator_keywords, *found), calls=tuple(calls))
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls with these actions."""
@@ -297,6 +300,17 @@ def _value_of(argument: ScriptArgument, given: Sequence[str]) -> object:
         else:
             value = text if is_assigned else given[place + 1] if place + 1 < len(given) else _UNKNOWN
     return _converted(argument, value)
+
+
+def _with_period(
+    call: ScriptCall, options: Mapping[str, ScriptArgument], given: Sequence[str], *, are_all: bool
+) -> ScriptCall:
+    """Return a zero_grad() with the number of micro-batches between two steps that a command line gives."""
+    argument = options.get(call.clears.argument) if call.clears and call.clears.argument else None
+    value = _value_of(argument, given) if argument else _UNKNOWN
+    if call.clears is None or not are_all or type(value) is not int:
+        return call
+    return replace(call, clears=replace(call.clears, argument=None) if value > 1 else None)
 
 
 def _converted(argument: ScriptArgument, value: object) -> object:

@@ -298,3 +298,27 @@ _TEACHER = _with(
 def test_a_teacher_in_fp16_does_not_train() -> None:
     load = 'teacher = AutoModelForSequenceClassification.from_pretrained("t", dtype=torch.float16)\n'
     assert _found(Example(script=_with(_OPT, f"{load}{_OPT}", _TEACHER), command="python")) == []
+
+
+_PARSED = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--every", type=int, default=1)
+args = parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--every 8", [Confidence.CERTAIN]),
+        ("--every=2", [Confidence.CERTAIN]),
+        ("--every 1", []),
+        ("", []),
+        ("--every $EVERY", [Confidence.LIKELY]),
+    ],
+)
+def test_the_command_line_says_how_many_micro_batches(arguments: str, expected: list[Confidence]) -> None:
+    script = _PARSED + _with("% 4", "% args.every", _BY_HAND)
+    found = _found(Example(script=script, command="python", arguments=arguments))
+    assert found == [(_IDS[1], confidence) for confidence in expected]

@@ -8,7 +8,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.source.names import RANK_CALLS
-from zerofit.scripts.source.values import Constant, Dotted, Rank, RankTest, Scope, Value
+from zerofit.scripts.source.values import (
+    Constant,
+    Dotted,
+    ObjectKind,
+    Rank,
+    RankTest,
+    Scope,
+    TrackedObject,
+    Value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -158,6 +167,19 @@ def period_of(test: ast.expr, scope: Scope) -> int | None:
             number = value.value if isinstance(value, Constant) else getattr(node.right, "value", None)
             if type(number) is int:
                 return number
+    return None
+
+
+def period_argument_of(test: ast.expr, scope: Scope) -> str | None:
+    """Return the "every" of a condition `step % args.every == 0`, if args are what a parser returns."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            read = node.right
+            if not (isinstance(read, ast.Attribute) and isinstance(read.value, ast.Name)):
+                return None
+            owner = scope.look_up(read.value.id)
+            is_parsed = isinstance(owner, TrackedObject) and owner.kind is ObjectKind.NAMESPACE
+            return read.attr if is_parsed and read.attr not in owner.attributes else None
     return None
 
 

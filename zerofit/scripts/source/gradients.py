@@ -109,7 +109,8 @@ def _cleared_by_hand(
         if every is not None:
             if any(condition.test is every.test for call in backwards for condition in call.conditions):
                 return None  # its loss is another one, as in a GAN whose generator trains every n-th step
-            is_sure = every.period is not None and every.period > 1 and not every.is_else
+            is_more = every.period is not None and every.period > 1
+            is_sure = (is_more or every.period_argument is not None) and not every.is_else
             return _by_hand(reading, seen, backward, step, is_sure=is_sure)
     return _cleared_in_inner_loop(
         reading, seen, backward, backwards, [step for step in steps if step in after]
@@ -156,6 +157,7 @@ def _by_hand(
         backward=reading.text.snippet(backward.node),
         step=reading.text.snippet(step.node),
         every=reading.text.snippet(every.test) if every else None,
+        argument=every.period_argument if every else None,
         confidence=_confidence(reading, seen, backward) if is_sure else Confidence.LIKELY,
     )
 

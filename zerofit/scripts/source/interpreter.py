@@ -119,6 +119,7 @@ def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
         is_about_framework=conditions.names_framework(test),
         has_remainder=conditions.has_remainder(test, reading.scope),
         period=conditions.period_of(test, reading.scope),
+        period_argument=conditions.period_argument_of(test, reading.scope),
         is_round_robin=bool(reading.loops) and is_round_robin(test, reading.scope, is_else=is_else),
         depth=len(reading.loops),
     )

@@ -53,6 +53,8 @@ class Condition:
     has_remainder: bool = False
     period: int | None = None
     """The 4 of `step % 4 == 0`, if known."""
+    period_argument: str | None = None
+    """The parsed argument in its place."""
     is_round_robin: bool = False
     """True if it assigns items to ranks round-robin."""
     depth: int

@@ -85,7 +85,7 @@ def mark_open(iterated: ast.expr, evaluate: Callable[[ast.expr], Value]) -> None
 
 def half_weights(
     reading: Reading, objects: Iterable[Value], *, is_trainer: bool = False
-) -> Said[None] | None:
+) -> Said[object] | None:
     """Return what made the weights fp16 that an optimizer among these objects, or a Trainer, trains.
 
     Args:
@@ -100,10 +100,10 @@ def half_weights(
     trained = [value.of for value in optimizers if value.of is not None]
     if not is_trainer and not optimizers and all(isinstance(value, TrackedObject) for value in given):
         return None  # it is not trained, or by an optimizer that is prepared on its own
-    (model, *others) = trained or models or [None]  # a teacher may be prepared too
-    if model is None or others or model.is_adapted or model.frozen_by is not None:
+    candidates = trained or models  # a teacher may be prepared too
+    if len(candidates) != 1 or candidates[0].is_adapted or candidates[0].frozen_by is not None:
         return None
-    root = model.root
+    root = candidates[0].root
     if root.half_by is None or root.has_open_weights or reading.text.has(*_UPCASTS):
         return None
     outside = [condition for condition in reading.conditions if condition.depth == 0]

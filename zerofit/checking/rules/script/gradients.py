@@ -71,7 +71,8 @@ def _clears_by_hand(situation: Situation) -> Iterator[Hit]:
         cleared = call.clears
         if cleared is not None and cleared.step is not None and not call.is_engine_checked:
             when = f" under `{cleared.every.text}`" if cleared.every else " behind the loop"
-            yield hit(call.seen, f" with {cleared.step.text}{when}", cleared.confidence)
+            confidence = cleared.confidence if cleared.argument is None else Confidence.LIKELY
+            yield hit(call.seen, f" with {cleared.step.text}{when}", confidence)
 
 
 @Rule(
@@ -94,7 +95,7 @@ def _trains_in_half(situation: Situation) -> Iterator[Hit]:
             yield Hit(found=found, place=made.place, confidence=least(made.confidence, scaler.confidence))
 
 
-def _scaler(situation: Situation, script: ScriptFacts, call: ScriptCall) -> Said[None] | None:
+def _scaler(situation: Situation, script: ScriptFacts, call: ScriptCall) -> Said[object] | None:
     """Return the step of the script's own GradScaler, or the setting that makes accelerate create one."""
     if call.action is Action.STEP_SCALED:
         return Said(value=None, text=call.seen.text, place=call.seen.place)
@@ -114,11 +115,11 @@ def _is_sharded(situation: Situation) -> bool:
     return has_flag or (kind is not None and str(kind.value).upper() in _SHARDING)
 
 
-def _fp16(situation: Situation, script: ScriptFacts) -> Said[None] | None:
+def _fp16(situation: Situation, script: ScriptFacts) -> Said[object] | None:
     """Return the setting by which accelerate or Trainer make a GradScaler; None if none certainly does."""
     if situation.route is Route.TRAINER:
         said = situation.arguments.find("fp16")
-        return replace(said, value=None) if said is not None and said.value is True else None
+        return said if said is not None and said.value is True else None
     precision = situation.settings.precision
     if situation.route is not Route.ACCELERATE or precision is None or precision.value is not Precision.FP16:
         return None
@@ -126,7 +127,7 @@ def _fp16(situation: Situation, script: ScriptFacts) -> Said[None] | None:
     is_known = any(keyword.name == "mixed_precision" for keyword in script.accelerator_keywords)
     is_open = given and not is_known  # it may be another than the launcher's
     confidence = Confidence.LIKELY if is_open else precision.confidence
-    return replace(precision, value=None, confidence=confidence)
+    return replace(precision, confidence=confidence)
 
 
 RULES = declared(vars())
