@@ -244,7 +244,9 @@ class ScriptFacts:
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
-        values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
+        # Launchers add numbers, such as --local_rank.
+        texts = [argument for argument in self.arguments if argument.number is None]
+        values = {argument.dest: _value_of(argument, given) for argument in texts}
         reached = (call for call in self.calls if not any(_contradicts(need, values) for need in call.needs))
         return replace(self, calls=tuple(reached))
 

@@ -178,8 +178,9 @@ def period_argument_of(test: ast.expr, scope: Scope) -> str | None:
             if not (isinstance(read, ast.Attribute) and isinstance(read.value, ast.Name)):
                 return None
             owner = scope.look_up(read.value.id)
-            is_parsed = isinstance(owner, TrackedObject) and owner.kind is ObjectKind.NAMESPACE
-            return read.attr if is_parsed and read.attr not in owner.attributes else None
+            if not isinstance(owner, TrackedObject) or owner.kind is not ObjectKind.NAMESPACE:
+                return None
+            return None if owner.options or read.attr in owner.attributes else read.attr
     return None
 
 

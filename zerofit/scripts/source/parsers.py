@@ -82,8 +82,7 @@ def _record_argument(reading: Reading, call: CallSite) -> None:
     action, default = call.keywords.get("action"), call.keywords.get("default")
     kind = action.value if isinstance(action, Constant) else None
     type_name = call.expression("type", len(call.arguments))
-    # Launchers such as deepspeed add --local_rank to the command line.
-    converts_to = type_name.id if isinstance(type_name, ast.Name) and dest != "local_rank" else None
+    converts_to = type_name.id if isinstance(type_name, ast.Name) else None
     is_plain = not {"action", "nargs", "const"} & given and (
         "type" not in given or converts_to in ("str", *_NUMBERS)
     )
