@@ -322,3 +322,24 @@ def test_the_command_line_says_how_many_micro_batches(arguments: str, expected: 
     script = _PARSED + _with("% 4", "% args.every", _BY_HAND)
     found = _found(Example(script=script, command="python", arguments=arguments))
     assert found == [(_IDS[1], confidence) for confidence in expected]
+
+
+_TWICE = _plugin("num_steps=2").replace("Accelerator(grad", "Accelerator(gradient_accumulation_steps=4, grad")
+
+
+@pytest.mark.parametrize(
+    ("script", "is_refused"),
+    [
+        (_TWICE, True),
+        (_TWICE.replace("steps=4", "steps=0"), True),
+        (_TWICE.replace("steps=4", "steps=args.accumulate_every").replace("default=1", "default=2"), True),
+        (_TWICE.replace("steps=4", "steps=1"), False),
+        (_TWICE.replace("steps=4", "steps=args.accumulate_every"), False),
+        (_TWICE.replace("steps=4", "steps=steps()"), False),
+        (_plugin("num_steps=2"), False),
+        (_ACCUMULATES, False),
+    ],
+)
+def test_accumulation_steps_and_a_plugin_with_them(script: str, is_refused: bool) -> None:
+    found = _found(Example(script=script, command="python"))
+    assert (("accumulation-given-twice", Confidence.CERTAIN) in found) is is_refused

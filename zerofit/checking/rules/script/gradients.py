@@ -55,6 +55,32 @@ def _steps(script: ScriptFacts) -> Keyword | None:
 
 
 @Rule(
+    id="accumulation-given-twice",
+    severity=Severity.ERROR,
+    summary="Accelerator() takes gradient_accumulation_steps or a plugin with them, not both",
+    why="the plugin has a number of steps of its own, so accelerate refuses another",
+    fix="leave gradient_accumulation_steps out, and set num_steps of the plugin",
+    see=f"{ACCELERATE}/accelerator.py",
+    evidence=fails(
+        "You can only pass one of `gradient_accumulation_steps` and `gradient_accumulation_plugin`"
+    ),
+)
+def _given_twice(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    keywords = script.accelerator_keywords if script else ()
+    steps = next((word for word in keywords if word.name == "gradient_accumulation_steps"), None)
+    for call in script.find(Action.MAKE_ACCELERATOR) if script else ():
+        is_given = (
+            "gradient_accumulation_plugin" in call.given and "gradient_accumulation_steps" in call.given
+        )
+        plugin = call.keyword("gradient_accumulation_plugin")
+        is_none = plugin is not None and plugin.value is None
+        if is_given and not is_none and steps is not None and type(steps.value) is int and steps.value != 1:
+            confidence = Confidence.LIKELY if call.is_conditional else steps.confidence
+            yield Hit(found=call.seen.text, place=call.seen.place, confidence=confidence)
+
+
+@Rule(
     id="zero-grad-in-each-micro-batch",
     severity=Severity.ERROR,
     summary="zero_grad() in each micro-batch leaves nothing to accumulate",

@@ -29,6 +29,16 @@ for batch in loader:
 )
 _CLEARS_FIRST = changed(_ACCUMULATES, "        optimizer.zero_grad()\n", "")
 _CLEARS_FIRST = changed(_CLEARS_FIRST, "        loss = ", "        optimizer.zero_grad()\n        loss = ")
+_BY_PLUGIN = changed(
+    changed(_ACCUMULATES, "gradient_accumulation_steps=4", "gradient_accumulation_plugin=plugin"),
+    "accelerator = ",
+    "plugin = GradientAccumulationPlugin(num_steps=4)\naccelerator = ",
+)
+_BY_PLUGIN = changed(
+    _BY_PLUGIN,
+    "from torch.utils",
+    "from accelerate.utils import GradientAccumulationPlugin\nfrom torch.utils",
+)
 _BY_HAND = changed(
     _GENTLE,
     _LOOP,
@@ -60,6 +70,12 @@ EXAMPLES = {
     "zero-grad-before-backward": Examples(
         bad=Example(command=_RANKS, script=_CLEARS_FIRST),
         good=Example(command=_RANKS, script=_ACCUMULATES),
+    ),
+    "accumulation-given-twice": Examples(
+        bad=Example(
+            command=_RANKS, script=changed(_BY_PLUGIN, "cpu=True", "cpu=True, gradient_accumulation_steps=4")
+        ),
+        good=Example(command=_RANKS, script=_BY_PLUGIN),
     ),
     "zero-grad-in-each-micro-batch": Examples(
         bad=Example(command=_RANKS, script=changed(_BY_HAND, "        optimizer.zero", "    optimizer.zero")),
