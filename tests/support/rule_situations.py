@@ -114,6 +114,7 @@ def _targets(example: Example, versions: Versions) -> Targets:
         missing=tuple(missing),
         command=command,
         arguments=arguments,
+        are_all_arguments=command is not None or bool(arguments),
         route=example.route,
         schemas=_SCHEMAS,
         checkpoint=example.checkpoint,

@@ -72,6 +72,8 @@ class Model:
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), if it comes after the model."""
     is_before_setup: bool
     """True if nothing that reads the DeepSpeed configuration was created before the model."""
+    is_always_after_setup: bool = False
+    """True if each run makes it, behind an Accelerator() or TrainingArguments() that each run makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +114,27 @@ class ScriptArgument:
     dest: str
     options: tuple[str, ...]
     """As added: ("-s", "--save")."""
+    number: type[int] | type[float] | None = None
+    """What its text is converted to; None for text, and for a switch."""
     sets: bool | None
     """What a switch sets: True for store_true; None for an option with a text."""
     default: Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearedGradients:
+    """Gradients of earlier micro-batches that a zero_grad() deletes before a step has used them."""
+
+    backward: Snippet
+    """The backward() of each micro-batch."""
+    step: Snippet | None = None
+    """The step() that comes once in several micro-batches; None inside accumulate(), where the Accelerator's
+    number of steps decides."""
+    every: Snippet | None = None
+    """The condition of that step(); None for one behind a loop."""
+    argument: str | None = None
+    """The parsed argument that is the number of micro-batches between two steps; None if none, or known."""
+    confidence: Confidence = Confidence.LIKELY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +201,11 @@ class ScriptCall:
     forwards: tuple[Snippet, ...] = ()
     """BACKWARD: forward passes of one engine, with gradients, since the last backward in the loop."""
 
+    clears: ClearedGradients | None = None
+    """ZERO_GRAD: what it deletes too early."""
+    half_weights: Said[object] | None = None
+    """PREPARE, MAKE_TRAINER, STEP_SCALED: what made all weights of the model that trains fp16, or does under
+    fp16 mixed precision."""
     frozen_by: Snippet | None = None
     """PREPARE, INITIALIZE, MAKE_TRAINER: the call that loaded the model's adapters without
     is_trainable=True."""
@@ -200,7 +225,10 @@ class ScriptFacts:
     """The library that reads the DeepSpeed configuration, judged by the script's calls; None if unknown."""
     optimizers: tuple[UsedOptimizer, ...] = ()
     accelerator_keywords: tuple[Keyword, ...] = ()
-    """Literal keyword arguments of Accelerator()."""
+    """Keyword arguments of Accelerator(): literals, and those of a known command line; "plugin.num_steps" is
+    one of GradientAccumulationPlugin()."""
+    accelerator_arguments: tuple[Keyword, ...] = ()
+    """Keyword arguments of Accelerator() that are parsed arguments; the values are their destinations."""
     training_arguments: tuple[Keyword, ...] = ()
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
     parses_plain_arguments: bool = False
@@ -216,7 +244,9 @@ class ScriptFacts:
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
-        values = {argument.dest: _value_of(argument, given) for argument in self.arguments}
+        # Launchers add numbers, such as --local_rank.
+        texts = [argument for argument in self.arguments if argument.number is None]
+        values = {argument.dest: _value_of(argument, given) for argument in texts}
         reached = (call for call in self.calls if not any(_contradicts(need, values) for need in call.needs))
         return replace(self, calls=tuple(reached))
 
@@ -226,6 +256,25 @@ class ScriptFacts:
         values |= {keyword.name: keyword.value for keyword in self.training_arguments}
         reads = (replace(read, file=_named_file(read.file, values, given)) for read in self.early_reads)
         return replace(self, early_reads=tuple(reads))
+
+    def with_accumulation_of(self, given: Sequence[str], *, are_all: bool) -> ScriptFacts:
+        """Return these facts with the steps of accumulation, and what else Accelerator() gets, of a line.
+
+        Args:
+            given: the script's arguments.
+            are_all: True if the script gets no others, so that the values are certain.
+        """
+        options = {argument.dest: argument for argument in self.arguments}
+        confidence = Confidence.CERTAIN if are_all else Confidence.LIKELY
+        found = []
+        for keyword in self.accelerator_arguments:
+            argument = options.get(str(keyword.value))
+            value: Any = _value_of(argument, given) if argument else _UNKNOWN
+            if value is not _UNKNOWN:
+                text = f"{keyword.name.rpartition('.')[2]}={value}"
+                found.append(replace(keyword, value=value, text=text, confidence=confidence))
+        calls = (_with_period(call, options, given, are_all=are_all) for call in self.calls)
+        return replace(self, accelerator_keywords=(*self.accelerator_keywords, *found), calls=tuple(calls))
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls with these actions."""
@@ -245,14 +294,34 @@ def _value_of(argument: ScriptArgument, given: Sequence[str]) -> object:
             return _UNKNOWN  # short options may be joined, or to their value
         # argparse takes abbreviations.
         if word == "--":
-            return value
+            break
         if not name.startswith("--") or not any(option.startswith(name) for option in argument.options):
             continue
         if argument.sets is not None:
             value = argument.sets
         else:
             value = text if is_assigned else given[place + 1] if place + 1 < len(given) else _UNKNOWN
-    return value
+    return _converted(argument, value)
+
+
+def _with_period(
+    call: ScriptCall, options: Mapping[str, ScriptArgument], given: Sequence[str], *, are_all: bool
+) -> ScriptCall:
+    """Return a zero_grad() with the number of micro-batches between two steps that a command line gives."""
+    argument = options.get(call.clears.argument) if call.clears and call.clears.argument else None
+    value = _value_of(argument, given) if argument else _UNKNOWN
+    if call.clears is None or not are_all or type(value) is not int:
+        return call
+    return replace(call, clears=replace(call.clears, argument=None) if value > 1 else None)
+
+
+def _converted(argument: ScriptArgument, value: object) -> object:
+    if argument.number is None or not isinstance(value, str):
+        return value
+    try:
+        return argument.number(value)
+    except ValueError:
+        return _UNKNOWN
 
 
 def _named_file(
@@ -314,6 +383,9 @@ class Action(StrEnum):
     """Of a tensor, bypassing the Accelerator and the engine."""
     CLIP = "clip_grad_norm_()"
     STEP = "optimizer.step()"
+    STEP_UNKNOWN = "step() of something unknown"
+    STEP_SCALED = "GradScaler.step()"
+    ZERO_GRAD = "zero_grad()"
     SAVE_PRETRAINED = "save_pretrained()"
     STATE_DICT = "state_dict()"
     GET_STATE_DICT = "Accelerator.get_state_dict()"

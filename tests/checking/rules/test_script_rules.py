@@ -463,6 +463,32 @@ def test_device_map(device_map: str, ranks: Topology | None, stage: int, expecte
     assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
 
 
+_MAPPED = changed(LOADED, f"{_LOADS})", f'{_LOADS}, device_map="auto")')
+_ZERO3_LAUNCH = {**ZERO2_LAUNCH, "deepspeed_config": {"zero_stage": 3}}
+
+
+def _indented(script: str, before: str) -> str:
+    """Return a script with its model created under a condition, or inside another block."""
+    return changed(script, "model = AutoModel", f"{before}\n    model = AutoModel")
+
+
+@pytest.mark.parametrize(
+    ("script", "layers", "confidence"),
+    [
+        (_MAPPED, {"deepspeed": zero(3)}, "certain"),
+        (_MAPPED, {"accelerate": _ZERO3_LAUNCH}, "certain"),
+        (_MAPPED, {"command": "accelerate launch --use_deepspeed --zero_stage 3"}, "certain"),
+        (changed(_MAPPED, '"auto"', "{'': 0}"), {"deepspeed": zero(3)}, "certain"),
+        (_indented(_MAPPED, "with report():"), {"deepspeed": zero(3)}, "certain"),
+        (_indented(_MAPPED, "if args.maps:"), {"deepspeed": zero(3)}, "likely"),
+        (_indented(_MAPPED, "for _ in sizes:"), {"deepspeed": zero(3)}, "likely"),
+    ],
+)
+def test_device_map_is_certainly_refused(script: str, layers: dict[str, Any], confidence: str) -> None:
+    findings = check(situation_of_example(Example(script=script, **layers)), rules=_RULES).findings
+    assert [(found.rule, str(found.confidence)) for found in findings] == [("zero3-device-map", confidence)]
+
+
 _PREPARES = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
 
 

@@ -108,6 +108,7 @@ def read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[Broke
     for name, source in targets.scripts:
         try:
             facts = read_script(source, name=name).with_files_named(targets.arguments)
+            facts = facts.with_accumulation_of(targets.arguments, are_all=targets.are_all_arguments)
             read.append(facts.reached_with(targets.arguments) if targets.are_all_arguments else facts)
         except Unreadable as error:
             broken.append(BrokenFile(name=name, kind=FileKind.SCRIPT, error=error))

@@ -19,12 +19,14 @@ from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ra
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import generation as script_generation
+from zerofit.checking.rules.script import gradients as script_gradients
 from zerofit.checking.rules.script import inference as script_inference
 from zerofit.checking.rules.script import limits as script_limits
 from zerofit.checking.rules.script import loop as script_loop
 from zerofit.checking.rules.script import order as script_order
 from zerofit.checking.rules.script import ranks as script_ranks
 from zerofit.checking.rules.trainer import arguments as trainer_arguments
+from zerofit.checking.rules.trainer import generations as trainer_generations
 
 ALL_RULES: tuple[Rule, ...] = (
     *deepspeed_section.RULES,
@@ -46,12 +48,14 @@ ALL_RULES: tuple[Rule, ...] = (
     *precision.RULES,
     *script_arguments.RULES,
     *script_generation.RULES,
+    *script_gradients.RULES,
     *script_inference.RULES,
     *script_limits.RULES,
     *script_loop.RULES,
     *script_order.RULES,
     *script_ranks.RULES,
     *trainer_arguments.RULES,
+    *trainer_generations.RULES,
     *files.RULES,
     *batch_jobs.RULES,
 )

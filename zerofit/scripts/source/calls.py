@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
-from zerofit.scripts.source import config_reads, names, parsers
+from zerofit.scripts.source import config_reads, names, parsers, weights
 from zerofit.scripts.source.conditions import exclude
 from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
 from zerofit.scripts.source.values import (
@@ -105,7 +106,28 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
         parsers.record_default(reading, call)
     if name == "backward" and is_method and not call.arguments:
         reading.record(Action.BACKWARD_OF_LOSS, node)
+    if is_method and name in ("step", "zero_grad"):
+        _record_unknown_optimizer(reading, name, call)
     return None
+
+
+def _record_unknown_optimizer(reading: Reading, name: str, call: CallSite) -> None:
+    """Record a step() or zero_grad() of something unknown, or the step() of a GradScaler."""
+    stepped = call.arguments[0] if call.arguments else None
+    if name == "step" and isinstance(stepped, TrackedObject) and stepped.kind is ObjectKind.OPTIMIZER:
+        reading.record(Action.STEP_UNKNOWN, call.node, stepped)
+        return
+    if isinstance(call.node, ast.Call) and isinstance(call.node.func, ast.Attribute):
+        is_scaled = name == "step" and bool(call.node.args)
+        owner = call.node.args[0] if is_scaled else call.node.func.value
+        action = Action.ZERO_GRAD if name == "zero_grad" else Action.STEP_UNKNOWN
+        reading.record(action, call.node, _unknown_optimizer(reading, owner))
+
+
+def _unknown_optimizer(reading: Reading, node: ast.expr) -> TrackedObject:
+    """Return the object of unknown class that an expression names, which may be an optimizer."""
+    made = TrackedObject(kind=ObjectKind.OTHER, node=node)
+    return reading.unknown_optimizers.setdefault(ast.unparse(node), made)
 
 
 def call_library(reading: Reading, name: str, call: CallSite) -> Value:
@@ -113,8 +135,17 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     owner, _, last = name.rpartition(".")
     node = call.node
     if name in names.ACCELERATORS:
-        reading.accelerator_keywords += reading.record_with_keywords(Action.MAKE_ACCELERATOR, call)
+        reading.record_with_keywords(Action.MAKE_ACCELERATOR, call)
+        reading.accelerator_keywords += reading.certain_keywords_of(call)
+        reading.accelerator_arguments += reading.arguments_of(call)
         return TrackedObject(kind=ObjectKind.ACCELERATOR, node=node)
+    if name in names.GRAD_SCALERS and call.keywords.get("enabled", Constant(True)) == Constant(True):
+        return TrackedObject(kind=ObjectKind.SCALER, node=node)
+    if name in names.ACCUMULATION_PLUGINS:
+        of_plugin = reading.certain_keywords_of(call)
+        reading.accelerator_keywords += [replace(word, name=f"plugin.{word.name}") for word in of_plugin]
+        reading.accelerator_arguments += reading.arguments_of(call, "plugin.")
+        return None
     if names.is_arguments(name):
         reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
         reading.training_arguments += reading.certain_keywords_of(call)
@@ -144,7 +175,9 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return reading.make_model(node, source=ModelConstructor.CLASS)
     if name in _PLAIN_MODELS or names.is_diffusers_model(owner if is_loaded else name):
         mark_escaped(call.arguments)
-        return reading.make_model(node, source=ModelConstructor.OWN_CLASS)
+        made = reading.make_model(node, source=ModelConstructor.OWN_CLASS)
+        weights.load(made, call)
+        return made
     if name in _ADAPTS | _SAME_WEIGHTS:
         return _reshape(reading, name, call)
     if name == "deepspeed.initialize":
@@ -176,6 +209,7 @@ def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
     if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
         return None
     shape = wrapped(model, call.node, model.state)
+    model.root.has_open_weights |= name.endswith("kbit_training")  # it makes the others fp32
     if name in _ADAPTS:
         shape.is_adapted, shape.frozen_by = True, None  # the new adapters train
     if name == "torch.compile":
@@ -198,6 +232,7 @@ def _load_model(reading: Reading, name: str, call: CallSite) -> Value:
         call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
     )
     loaded.frozen_by = frozen_by
+    weights.load(loaded, call)
     return loaded
 
 
@@ -257,7 +292,9 @@ def _make_optimizer(reading: Reading, name: str, call: CallSite) -> TrackedObjec
     reading.optimizers[(call.node.lineno, call.node.col_offset)] = UsedOptimizer(
         id=id_, text=reading.text.quote(call.node.func), place=reading.text.snippet(call.node).place
     )
-    return TrackedObject(kind=ObjectKind.OPTIMIZER, node=call.node)
+    params = call.value("params", 0)
+    model = params.this if isinstance(params, Method) and params.name == "parameters" else None
+    return TrackedObject(kind=ObjectKind.OPTIMIZER, node=call.node, of=model)
 
 
 def _record_clip(reading: Reading, call: CallSite) -> None:
@@ -296,7 +333,8 @@ def make_trainer(reading: Reading, call: CallSite, given: frozenset[str] = froze
         if "peft_config" in call.keywords:
             tracked.of = wrapped(model, call.node, model.state)
             tracked.of.is_adapted, tracked.of.frozen_by = True, None
-    reading.record(Action.MAKE_TRAINER, call.node, tracked.of, given=given)
+    more = {"half_weights": weights.half_weights(reading, (tracked.of,), is_trainer=True)}
+    reading.record(Action.MAKE_TRAINER, call.node, tracked.of, given=given, more=more)
     return tracked
 
 
@@ -315,8 +353,13 @@ def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
         reading.record(_TRAINER_ACTIONS[name], call.node, tracked)
     if tracked.kind is ObjectKind.TOKENS and name in _SAME_TENSOR:
         return tracked
-    if tracked.kind is ObjectKind.OPTIMIZER and name == "step":
-        reading.record(Action.STEP, call.node)
+    if tracked.kind is ObjectKind.SCALER and name == "step":
+        optimizer = call.value("optimizer", 0)
+        made = optimizer if isinstance(optimizer, TrackedObject) else None
+        more = {"half_weights": weights.half_weights(reading, (made,))}
+        reading.record(Action.STEP_SCALED, call.node, made, more=more)
+    if tracked.kind is ObjectKind.OPTIMIZER and name in ("step", "zero_grad"):
+        reading.record(Action.STEP if name == "step" else Action.ZERO_GRAD, call.node, tracked)
     return None
 
 
@@ -335,7 +378,10 @@ def _call_model(reading: Reading, method: Method, call: CallSite) -> Value:
     elif tracked.state is ModelState.ENGINE and name == "backward":
         reading.record(Action.BACKWARD, node, tracked, forwards=_forwards(reading))
     elif name in _SAME_MODEL:
+        weights.cast(reading, tracked, name, call)
         return tracked
+    elif name == "zero_grad":
+        reading.record(Action.ZERO_GRAD, node, tracked)
     elif name == "parameters":
         return method  # needed for clip_grad_norm_()
     elif own is not None and tracked.cls:
@@ -375,8 +421,12 @@ def _prepare(reading: Reading, call: CallSite, *, is_whole: bool) -> Value:
         "is_compiled": any(model.is_compiled for model in models),
         "num_models": len({id(model.root) for model in models}),
         "has_optimizer": is_open or any(tracked.kind is ObjectKind.OPTIMIZER for tracked in objects),
+        "half_weights": weights.half_weights(reading, call.arguments),
     }
     reading.record(Action.PREPARE, call.node, models[0] if models else None, more=more)
+    for node, value in zip(getattr(call.node, "args", ()), call.arguments, strict=False):
+        if value is None and isinstance(node, (ast.Name, ast.Attribute)):
+            _unknown_optimizer(reading, node).is_prepared = True
     prepared = tuple(_prepared(value, call.node) for value in call.arguments)
     return prepared[0] if len(prepared) == 1 else Several(prepared)
 
@@ -385,6 +435,8 @@ def _prepared(value: Value, node: ast.expr) -> Value:
     if isinstance(value, TrackedObject) and value.kind is ObjectKind.MODEL:
         value.root.is_trained = True
         return wrapped(value, node, ModelState.ENGINE)
+    if isinstance(value, TrackedObject):
+        value.is_prepared = True
     return value if isinstance(value, (Constant, TrackedObject)) else None
 
 

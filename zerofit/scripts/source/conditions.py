@@ -8,7 +8,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.source.names import RANK_CALLS
-from zerofit.scripts.source.values import Constant, Dotted, Rank, RankTest, Scope, Value
+from zerofit.scripts.source.values import (
+    Constant,
+    Dotted,
+    ObjectKind,
+    Rank,
+    RankTest,
+    Scope,
+    TrackedObject,
+    Value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -148,6 +157,50 @@ def has_remainder(test: ast.expr, scope: Scope) -> bool:
         isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not _is_one(node.right, scope)
         for node in ast.walk(test)
     )
+
+
+def period_of(test: ast.expr, scope: Scope) -> int | None:
+    """Return the 4 of a condition `step % 4 == 0`; None if the source does not show it."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            value = scope.look_up(node.right.id) if isinstance(node.right, ast.Name) else None
+            number = value.value if isinstance(value, Constant) else getattr(node.right, "value", None)
+            if type(number) is int:
+                return number
+    return None
+
+
+def period_argument_of(test: ast.expr, scope: Scope) -> str | None:
+    """Return the "every" of a condition `step % args.every == 0`, if args are what a parser returns."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            read = node.right
+            if not (isinstance(read, ast.Attribute) and isinstance(read.value, ast.Name)):
+                return None
+            owner = scope.look_up(read.value.id)
+            if not isinstance(owner, TrackedObject) or owner.kind is not ObjectKind.NAMESPACE:
+                return None
+            return None if owner.options or read.attr in owner.attributes else read.attr
+    return None
+
+
+def is_fp16_test(test: ast.expr) -> bool:
+    """Return True for a condition that holds under fp16 mixed precision: `args.mixed_precision == "fp16"`."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        right = test.comparators[0]
+        is_fp16 = isinstance(right, ast.Constant) and right.value == "fp16"
+        return is_fp16 and _last_name(test.left) == "mixed_precision"
+    return _last_name(test) == "fp16"
+
+
+def is_about_precision(test: ast.expr) -> bool:
+    """Return True if a condition is about the mixed precision of the run."""
+    names = {_last_name(node) for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))}
+    return bool(names & {"mixed_precision", "fp16", "bf16"})
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_one(node: ast.expr, scope: Scope) -> bool:

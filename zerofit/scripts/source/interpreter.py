@@ -7,12 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState
-from zerofit.scripts.source import calls, conditions, config_reads, names, parsers
+from zerofit.scripts.source import calls, conditions, config_reads, names, parsers, weights
 from zerofit.scripts.source.reading import CallSite, Condition, ContextEffect, wrapped
 from zerofit.scripts.source.shares import is_round_robin, is_share, share_or
 from zerofit.scripts.source.values import (
     Constant,
     Dotted,
+    HalfOfRun,
     LocalClass,
     LocalFunction,
     Mapping,
@@ -117,6 +118,8 @@ def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
         rank=rank,
         is_about_framework=conditions.names_framework(test),
         has_remainder=conditions.has_remainder(test, reading.scope),
+        period=conditions.period_of(test, reading.scope),
+        period_argument=conditions.period_argument_of(test, reading.scope),
         is_round_robin=bool(reading.loops) and is_round_robin(test, reading.scope, is_else=is_else),
         depth=len(reading.loops),
     )
@@ -146,8 +149,20 @@ def _read_if(reading: Reading, node: ast.If) -> bool:
         reading.scope.names = after_body
         reading.conditions += of_body
     elif not ends:
+        halves = _halves_of_run(reading, node.test, after_body)
         _merge(reading, after_body)
+        reading.scope.names.update(halves)
     return ends and ends_else
+
+
+def _halves_of_run(reading: Reading, test: ast.expr, after_body: dict[str, Value]) -> dict[str, Value]:
+    """Return the names that are a number format behind a condition on the mixed precision."""
+    bound = reading.scope.names
+    if conditions.is_fp16_test(test):
+        return {name: HalfOfRun() for name, value in after_body.items() if weights.is_half(value)}
+    if not conditions.is_about_precision(test):
+        return {}
+    return {name: value for name, value in bound.items() if isinstance(value, HalfOfRun)}
 
 
 def _merge(reading: Reading, other: dict[str, Value]) -> None:
@@ -185,6 +200,7 @@ def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> No
     is_own = isinstance(share_or(value, over, reading.scope), Share) and not _ends_early(node)
     shares = [over] if is_own else []
     if not isinstance(node, ast.While):
+        weights.mark_open(node.iter, lambda owner: evaluate(reading, owner))
         calls.mark_escaped((value,))
         _assign(reading, node.target, None, node.iter)
     before = dict(reading.scope.names)
@@ -223,6 +239,7 @@ def _effects_of(context: ast.expr, scope: Scope) -> list[ContextEffect]:
     found: list[ContextEffect] = []
     for part in ast.walk(context):
         name = conditions.dotted(part, scope) if isinstance(part, (ast.Attribute, ast.Name)) else None
+        found += [ContextEffect.ACCUMULATES] if (name or "").endswith(".accumulate") else []
         found += [ContextEffect.GATHERED] if name in names.GATHERED else []
         found += [ContextEffect.ZERO_INIT] if name == names.ZERO_INIT else []
         found += _WITHOUT_GRADIENTS.get((name or "").rpartition(".")[2], ())
@@ -416,6 +433,8 @@ def _choice(reading: Reading, node: ast.IfExp) -> Value:
         reading.conditions.pop()
     if isinstance(found[0], TrackedObject) or isinstance(found[1], TrackedObject):
         return join(found[0], found[1])
+    if conditions.is_fp16_test(node.test) and weights.is_half(found[0]):
+        return HalfOfRun()
     return found[0] if found[0] == found[1] else None
 
 

@@ -8,6 +8,12 @@ import re
 from zerofit.core.optimizers.lookup import entry_of, library_of, optimizer_of_class
 
 ACCELERATORS = {"accelerate.Accelerator", "accelerate.accelerator.Accelerator"}
+ACCUMULATION_PLUGINS = {
+    f"accelerate.{module}GradientAccumulationPlugin" for module in ("", "utils.", "utils.dataclasses.")
+}
+GRAD_SCALERS = {
+    f"torch.{module}.GradScaler" for module in ("amp", "cuda.amp", "amp.grad_scaler", "cuda.amp.grad_scaler")
+}
 RANK_CALLS = {
     "torch.distributed.get_rank",
     "torch.distributed.get_node_local_rank",

@@ -27,6 +27,7 @@ _PARSER_WIDE = {
     UNKNOWN,
 }
 """Arguments of a parser that add options, or change how unknown ones are handled."""
+_NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
 _GROUPS = {"add_argument_group", "add_mutually_exclusive_group"}
 _ADDS_NOTHING = {
     "parse_known_args", "get_default", "print_help", "print_usage", "format_help",
@@ -81,8 +82,9 @@ def _record_argument(reading: Reading, call: CallSite) -> None:
     action, default = call.keywords.get("action"), call.keywords.get("default")
     kind = action.value if isinstance(action, Constant) else None
     type_name = call.expression("type", len(call.arguments))
+    converts_to = type_name.id if isinstance(type_name, ast.Name) else None
     is_plain = not {"action", "nargs", "const"} & given and (
-        "type" not in given or (isinstance(type_name, ast.Name) and type_name.id == "str")
+        "type" not in given or converts_to in ("str", *_NUMBERS)
     )
     is_known = (
         not {"dest", None} & given
@@ -94,7 +96,8 @@ def _record_argument(reading: Reading, call: CallSite) -> None:
     if kind in ("store_true", "store_false") and "default" not in given:
         default_value = kind == "store_false"
     sets = None if is_plain else kind == "store_true"
-    known = ScriptArgument(dest=dest, options=options, sets=sets, default=default_value)
+    number = _NUMBERS.get(converts_to or "") if is_plain else None
+    known = ScriptArgument(dest=dest, options=options, sets=sets, default=default_value, number=number)
     reading.arguments[dest] = known if is_known else None
 
 

@@ -13,6 +13,7 @@ from zerofit.scripts.flag_names import dataclass_fields
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.config_reads import find_early_reads
+from zerofit.scripts.source.gradients import find_cleared
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, ContextEffect, Reading
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
@@ -129,6 +130,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         route=_route(reading),
         optimizers=tuple(reading.optimizers.values()),
         accelerator_keywords=tuple(dict.fromkeys(reading.accelerator_keywords)),
+        accelerator_arguments=tuple(dict.fromkeys(reading.accelerator_arguments)),
         training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
@@ -152,7 +154,8 @@ def _route(reading: Reading) -> Route | None:
 
 
 def _model(reading: Reading, tracked: TrackedObject) -> Model:
-    root = next(seen.root for seen in reading.calls[tracked.order :] if seen.tracked is tracked)
+    made = next(seen for seen in reading.calls[tracked.order :] if seen.tracked is tracked)
+    root = made.root
     set_up = [seen for seen in reading.calls[: tracked.order] if seen.action in _SETS_UP]
     later = next(
         (seen for seen in reading.calls[tracked.order :] if seen.action in _SETS_UP and seen.root == root),
@@ -167,6 +170,8 @@ def _model(reading: Reading, tracked: TrackedObject) -> Model:
         is_in_zero_init=tracked.is_in_zero_init,
         later_setup=reading.text.snippet(later.node) if later and not is_open else None,
         is_before_setup=all(seen.root != root for seen in set_up),
+        is_always_after_setup=not (made.conditions or made.loops or root)
+        and any(seen.root == 0 and not seen.conditions and not seen.loops for seen in set_up),
     )
 
 
@@ -201,6 +206,7 @@ def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
         keywords=seen.keywords,
         given=seen.given,
         forwards=tuple(reading.text.snippet(forward.node) for forward in seen.forwards),
+        clears=find_cleared(reading, seen),
         frozen_by=_frozen_by(reading, seen),
         **seen.more,
     )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class ContextEffect(Enum):
     """The effect of a context manager or decorator on the code in it."""
 
+    ACCUMULATES = auto()
+    """Inside `with accelerator.accumulate(model):`."""
     GATHERED = auto()
     NO_GRADIENTS = auto()
     INFERENCE_MODE = auto()
@@ -49,6 +51,10 @@ class Condition:
     rank: RankTest | None
     is_about_framework: bool = False
     has_remainder: bool = False
+    period: int | None = None
+    """The 4 of `step % 4 == 0`, if known."""
+    period_argument: str | None = None
+    """The parsed argument in its place."""
     is_round_robin: bool = False
     """True if it assigns items to ranks round-robin."""
     depth: int
@@ -113,6 +119,9 @@ class Reading:
     models: list[TrackedObject] = field(default_factory=list)
     optimizers: dict[tuple[int, int], UsedOptimizer] = field(default_factory=dict)
     accelerator_keywords: list[Keyword] = field(default_factory=list)
+    accelerator_arguments: list[Keyword] = field(default_factory=list)
+    unknown_optimizers: dict[str, TrackedObject] = field(default_factory=dict)
+    """Objects of unknown class with a method zero_grad() or step(), by the expression that names them."""
     training_arguments: list[Keyword] = field(default_factory=list)
     defaults: dict[str, Plain] = field(default_factory=dict)
     """argparse defaults of the script's own arguments."""
@@ -171,6 +180,7 @@ class Reading:
             order=len(self.calls),
             is_in_zero_init=ContextEffect.ZERO_INIT in self.within,
             is_under_zero_context=ContextEffect.ZERO_CONTEXT in self.within,
+            made_under=frozenset(id(condition.test) for condition in self.conditions),
             **fields,
         )
         self.models.append(tracked)
@@ -197,6 +207,26 @@ class Reading:
             for name, value in call.keywords.items()
             for keyword in self._flat(name, value, places.get(name, call.node))
         )
+
+    def arguments_of(self, call: CallSite, behind: str = "") -> tuple[Keyword, ...]:
+        """Return the keyword arguments of a call that are parsed arguments, with their destinations.
+
+        Args:
+            call: the call.
+            behind: the name of the object that it creates, where it becomes an argument of another.
+        """
+        found = []
+        for keyword in call.node.keywords if isinstance(call.node, ast.Call) else ():
+            read = keyword.value
+            if not (isinstance(read, ast.Attribute) and isinstance(read.value, ast.Name) and keyword.arg):
+                continue
+            owner = self.scope.look_up(read.value.id)
+            if not isinstance(owner, TrackedObject) or owner.kind is not ObjectKind.NAMESPACE:
+                continue
+            if not owner.options and read.attr not in owner.attributes:
+                place = self.text.snippet(keyword).place
+                found.append(Keyword(name=f"{behind}{keyword.arg}", value=read.attr, text="", place=place))
+        return tuple(found)
 
     def _flat(self, name: str, value: Value, node: ast.expr | ast.keyword) -> Iterable[Keyword]:
         if isinstance(value, Mapping):

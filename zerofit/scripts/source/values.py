@@ -24,6 +24,8 @@ class ObjectKind(Enum):
     """An argparse.ArgumentParser, or a group of one."""
     NAMESPACE = auto()
     """What a parser's parse_args() returns."""
+    SCALER = auto()
+    """A GradScaler that is enabled."""
     TOKENS = auto()
     """A model's generated output."""
     CONFIG = auto()
@@ -63,6 +65,14 @@ class TrackedObject:
     order: int = 0
     """Number of calls recorded before its creation."""
     is_trained: bool = False
+    is_prepared: bool = False
+    """For an optimizer: True if accelerate wraps it."""
+    half_by: ast.expr | None = None
+    """For a model: the call that made its weights fp16, if the mixed precision is fp16."""
+    has_open_weights: bool = False
+    """For a model: True if some of its weights may be frozen, or have another format than the others."""
+    made_under: frozenset[int] = frozenset()
+    """For a model: ids of the conditions under which it is created."""
     has_batch_size: bool = True
     """For a DataLoader: False if it certainly has none."""
     is_in_zero_init: bool = False
@@ -120,6 +130,11 @@ class Constant:
     """A literal's value, except dictionaries, see Mapping."""
 
     value: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class HalfOfRun:
+    """A number format that is torch.float16 if the run's mixed precision is fp16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +220,7 @@ Value: TypeAlias = (
     TrackedObject
     | Dotted
     | Constant
+    | HalfOfRun
     | Mapping
     | Several
     | LocalFunction
@@ -225,5 +241,7 @@ def join(first: Value, second: Value) -> Value:
         return second
     if isinstance(first, TrackedObject) and isinstance(second, TrackedObject):
         is_alike = first.kind is second.kind and first.state is second.state and first.cls is second.cls
+        if (first.root.half_by is None) is not (second.root.half_by is None):
+            second.root.has_open_weights = True
         return second if is_alike else None
     return None

@@ -8,15 +8,17 @@ from zerofit.checking.rule import Hit
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine, ZeroStage
-from zerofit.scripts.facts import ModelState
+from zerofit.scripts.facts import Action, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Action, ScriptCall, Snippet
+    from zerofit.scripts.facts import ScriptCall, Snippet
 
 EVERY_STAGE = tuple(ZeroStage)
+_GIVE_DEEPSPEED = {"deepspeed", "deepspeed_plugin", "deepspeed_plugins"}
+"""Arguments of Accelerator() and TrainingArguments() that may switch DeepSpeed on."""
 OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 
 
@@ -42,6 +44,23 @@ def hit_under_condition(call: ScriptCall, confidence: Confidence = Confidence.LI
 def uneven_share_text(share: Snippet) -> str:
     """Return the end of a finding on a call that some ranks may make more often than others."""
     return f", on each rank as often as `{share.text}` says"
+
+
+def least(*confidences: Confidence) -> Confidence:
+    """Return the least certain of these."""
+    return max(confidences, key=tuple(Confidence).index)
+
+
+def is_without_deepspeed(situation: Situation) -> bool:
+    """Return True if neither a launcher nor the script says that DeepSpeed is used."""
+    engine, script, trainer = situation.settings.engine, situation.script, situation.arguments
+    if situation.deepspeed is not None or (engine is not None and engine.value is Engine.DEEPSPEED):
+        return False
+    if script is not None and script.find(Action.INITIALIZE, Action.MAKE_PLUGIN, Action.MAKE_HF_CONFIG):
+        return False
+    makes = script.find(Action.MAKE_ACCELERATOR, Action.MAKE_ARGUMENTS) if script else ()
+    given = frozenset[str]().union(*(call.given for call in makes))
+    return trainer.find("deepspeed") is None and not given & _GIVE_DEEPSPEED
 
 
 def at_stages(

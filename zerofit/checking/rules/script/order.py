@@ -10,6 +10,7 @@ from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages
 from zerofit.checking.rules.script.limits import SHARDED, beyond_limit
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.facts import Action, ModelConstructor
 
@@ -41,7 +42,9 @@ _OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
 def _device_map(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
         if _device_map_of(model) and not model.is_before_setup:
-            yield hit(model.made)
+            stage = stage_of(situation)
+            is_certain = model.is_always_after_setup and stage.confidence is Confidence.CERTAIN
+            yield hit(model.made, confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY)
 
 
 def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
