@@ -15,6 +15,7 @@ from rule_examples.example import (
     ACCELERATE_FILE,
     DEEPSPEED_FILE,
     SCRIPT_FILE,
+    SHELL_FILE,
     example_files,
     rank_flags,
     strategy_flags,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from zerofit.checking.rule import Rule
 
-_LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python"}
+_LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python", SHELL_FILE: "sh"}
 _CALLS = {
     Route.ACCELERATE: "Accelerator()",
     Route.TRAINER: "Trainer()",
@@ -73,7 +74,8 @@ def command_of(example: Example) -> str:
 
 
 def _example_lines(example: Example) -> Iterator[str]:
-    blocks = [_block(name, _LANGUAGES[name], text) for name, text in example_files(example).items()]
+    files = example_files(example) | ({} if example.shell is None else {SHELL_FILE: example.shell})
+    blocks = [_block(name, _LANGUAGES[name], text) for name, text in files.items()]
     if command := command_of(example):
         blocks.append(("```sh", *command.splitlines(), "```"))
     if circumstances := _circumstances(example):

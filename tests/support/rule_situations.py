@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from captured_scripts import capture
-from rule_examples.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, Example, example_files
+from rule_examples.example import (
+    ACCELERATE_FILE,
+    DEEPSPEED_FILE,
+    SCRIPT_FILE,
+    SHELL_FILE,
+    Example,
+    example_files,
+)
 
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.command_line import read_command
@@ -97,7 +104,7 @@ def _targets(example: Example, versions: Versions) -> Targets:
     words = [*shlex.split(example.command or ""), *([SCRIPT_FILE] if example.script else [])]
     line = None
     if example.shell is not None:
-        (line,) = shell_lines(example.shell, name="run.sh")
+        (line,) = shell_lines(example.shell, name=SHELL_FILE)
         words = list(line.words)
     arguments = tuple(shlex.split(example.arguments))
     if words and not any(word.endswith(".py") for word in words):

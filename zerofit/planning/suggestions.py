@@ -121,7 +121,8 @@ def suggestions(
         except (UserError, ExceptionGroup):
             return None  # the global batch does not divide over these ranks, or a rule forbids what is left
 
-    same = list(first_that_help((_released(problem, [part]) for part in _KEEPING_RESULTS), solved))
+    released = (_released(problem, [part]) for part in _KEEPING_RESULTS)
+    same = list(first_that_help((_one_stage_per_rank(problem), *released), solved))
     same = same or list(first_that_help([_released_together(problem)], solved))
     free = list(first_that_help(_free(problem), solved))
     free = free or list(first_that_help([_free_together(problem)], solved))
@@ -134,7 +135,6 @@ def suggestions(
 
 def _free(problem: Problem) -> tuple[Changes, ...]:
     return (
-        _one_stage_per_rank(problem),
         _in_16_bits(problem),
         _allowed(problem, Allow.ADAFACTOR),
         _allowed(problem, Allow.LORA),

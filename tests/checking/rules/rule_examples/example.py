@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEEPSPEED_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
 SCRIPT_FILE = "train.py"
+SHELL_FILE = "run.sh"
 """Names of an example's files."""
 TWO_RANKS = Topology(world_size=2)
 ON_CPU = Topology(world_size=2, on_cpu=True)
