@@ -71,6 +71,47 @@ def test_what_is_no_python_script_is_refused(tmp_path: Path, name: str, text: st
     assert error.value.rule == rule
 
 
+@pytest.mark.parametrize(
+    ("line", "found", "fix"),
+    [
+        (
+            "bash run.sh",
+            "bash run.sh",
+            "run.sh starts, or its launch line: `zerofit check run.sh` reads its lines",
+        ),
+        ("sh -x run.sh --lr 1", "sh -x run.sh --lr 1", "`zerofit check run.sh` reads its lines"),
+        ("CUDA_VISIBLE_DEVICES=0,1 bash run.sh", "bash run.sh", "`zerofit check run.sh` reads its lines"),
+        (
+            "/usr/bin/env_bash/zsh run.sh",
+            "/usr/bin/env_bash/zsh run.sh",
+            "`zerofit check run.sh` reads its lines",
+        ),
+        ("sbatch --nodes 2 run.sh", "sbatch --nodes 2 run.sh", "`zerofit check run.sh` reads its lines"),
+        ("source none.sh", "source none.sh", "name the Python script that it starts, or its launch line"),
+        ("bash -c true", "bash -c true", "name the Python script that it starts, or its launch line"),
+    ],
+)
+def test_a_shell_is_no_missing_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("python train.py\n")
+    with pytest.raises(UserError) as error:
+        check_script(tuple(line.split()))
+    assert (error.value.rule, error.value.found) == ("script-is-of-a-shell", found)
+    assert error.value.fix is not None
+    assert error.value.fix.endswith(fix)
+
+
+@pytest.mark.parametrize("name", ["bash", "sh", "dash.py"])
+def test_a_script_may_be_called_as_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("import torch\n")
+    check_script((name, "run.sh"))
+
+
 def test_a_name_longer_than_any_file_s_is_that_of_no_script() -> None:
     with pytest.raises(UserError) as error:
         check_script(("a" * 400 + ".py",))

@@ -36,6 +36,14 @@ _DEEPSPEED_KINDS = {
     "zero3_init_flag": (ValueKind.BOOL,),
     "zero3_save_16bit_model": _FLAG_OR_WORD,
 }
+_DEEPSPEED_TEXTS = {
+    "gradient_accumulation_steps": ("auto|[0-9]+", "a whole number or auto"),
+    "gradient_clipping": (
+        r"(?i:auto|\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*|inf)",
+        "a number or auto",
+    ),
+}
+"""Texts that DeepSpeedPlugin.__post_init__ converts with int() and float(), and how messages name them."""
 _ROOT_KINDS = {
     "compute_environment": (ValueKind.STRING,),
     "distributed_type": (ValueKind.STRING, ValueKind.BOOL),  # YAML reads NO as false, which works
@@ -150,6 +158,8 @@ def _deepspeed_keys(flags: dict[str, Key]) -> list[Key]:
             if name.endswith("_device")
             else (),
             ignores_case=name.endswith("_device"),
+            pattern=_DEEPSPEED_TEXTS.get(name, ("", ""))[0],
+            example=_DEEPSPEED_TEXTS.get(name, ("", ""))[1],
             at_least=0 if name == "zero_stage" else None,
             at_most=3 if name == "zero_stage" else None,
         )

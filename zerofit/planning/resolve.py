@@ -150,7 +150,7 @@ def resolve(
     )
     is_planned = verb is not Verb.CONFIG and (spec.makes_a_plan or spec.has_given_strategy)
     is_planned = is_planned or said.options.model is not None or spec.has_given_strategy
-    if files is None and not is_planned and target is not None:
+    if files is None and target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
         files = _files_of_script(target)
     if files is not None:
         observer.say(files.line)

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ def check_script(target: tuple[str, ...]) -> None:
             fix="name the script that the launcher starts; `zerofit launch` and `zerofit plan` take the "
             f"whole line: zerofit plan {shell_words(target)}",
         )
+    _refuse_shell(target)
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
     near = nearest(path.name, files)
@@ -75,8 +77,30 @@ def _check_is_python(path: Path) -> None:
             "a shell script is not a Python script",
             found=str(path),
             why="each rank runs the script with Python",
-            fix=f"name the Python script that {path.name} starts, and its arguments",
+            fix=f"name the Python script that {path.name} starts, or its launch line: "
+            f"`zerofit check {shell_words((str(path),))}` reads its lines",
         )
+
+
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "source", "sbatch")
+"""Commands that run a file of command lines."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+
+
+def _refuse_shell(target: tuple[str, ...]) -> None:
+    """Check that a target is no shell with its file, such as `bash run.sh`."""
+    words = [*dropwhile(_ASSIGNMENT.match, target)]
+    if not words or os.path.basename(words[0]) not in _SHELLS:
+        return
+    file = next((word for word in words[1:] if os.path.isfile(word)), None)
+    lines = f": `zerofit check {shell_words((file,))}` reads its lines" if file else ""
+    raise UserError(
+        "script-is-of-a-shell",
+        "a shell script is not a Python script",
+        found=shell_words(words),
+        why="each rank runs the script with Python",
+        fix=f"name the Python script that {file or 'it'} starts, or its launch line{lines}",
+    )
 
 
 def put_before(flag: str, target: tuple[str, ...] | None) -> str | None:

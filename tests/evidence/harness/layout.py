@@ -223,7 +223,8 @@ def _launch_flags(flags: list[str], files: Mapping[str, str], others: Sequence[s
     names_deepspeed = DEEPSPEED_FILE in mentions or "deepspeed_config_file" in mentions
     if DEEPSPEED_FILE in files and not names_deepspeed:
         flags = ["--use_deepspeed", "--deepspeed_config_file", DEEPSPEED_FILE, *flags]
-    by_user = ACCELERATE_FILE in files and "num_processes" not in files[ACCELERATE_FILE]
+    is_text = isinstance(_accelerate_settings(files).get("num_processes"), str)
+    by_user = ACCELERATE_FILE in files and (is_text or "num_processes" not in files[ACCELERATE_FILE])
     return flags if by_user and not says_ranks else ["--num_processes", str(NUM_RANKS), *flags]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,17 @@ def whole_number(value: Any) -> int | None:
         return int(value)
     is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
     return value if is_count else None
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number of the file as accelerate converts it, "1.0" to 1.0; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = value if isinstance(value, int | float) else float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:

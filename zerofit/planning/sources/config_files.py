@@ -8,15 +8,23 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.accelerate import DEEPSPEED_SECTION, IN_DEEPSPEED_FILE, whole_number
+from zerofit.checking.inputs.accelerate import (
+    DEEPSPEED_SECTION,
+    IN_DEEPSPEED_FILE,
+    finite_number,
+    whole_number,
+)
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
+from zerofit.checking.rules.accelerate.file import REFUSED_BY_ACCELERATE
+from zerofit.checking.rules.deepspeed.values import REFUSED_BY_DEEPSPEED
 from zerofit.checking.rules.launch.files import RULES as FILE_RULES
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.overrides import Overrides
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
+from zerofit.machine.versions import probe_versions
 from zerofit.planning.sources.launch_line import fsdp_refused
 
 if TYPE_CHECKING:
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.planning.sources.nodes import Nodes
 
+_RULES = (*FILE_RULES, *REFUSED_BY_ACCELERATE, *REFUSED_BY_DEEPSPEED)
+"""Rules on files that the library that reads them refuses, so that half of one is never used."""
 _PLANNED_FIELDS = (
     "engine",
     "zero_stage",
@@ -108,7 +118,8 @@ def read_config_files(
 
     Raises:
         UserError: a file requests FSDP.
-        ExceptionGroup: of a UserError for each file that does not exist or can't be parsed.
+        ExceptionGroup: of a UserError for each file that does not exist or can't be parsed, and for what
+            accelerate or DeepSpeed refuses in one.
     """
     if config_file is None and deepspeed_file is None and not takes_default:
         return None
@@ -116,7 +127,7 @@ def read_config_files(
     words += [] if config_file is None else ["--config_file", config_file]
     words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
     targets = read_targets(
-        words, schemas=load_schemas(), stdin=io.BytesIO().read, reads_default=takes_default
+        words, schemas=load_schemas(probe_versions()), stdin=io.BytesIO().read, reads_default=takes_default
     )
     situation = situations(targets)[0]
     is_named = config_file is not None or deepspeed_file is not None
@@ -128,7 +139,7 @@ def read_config_files(
         ),
         broken=situation.broken if is_named else (),
     )
-    if errors := check(checked, rules=FILE_RULES).of(Severity.ERROR):
+    if errors := check(checked, rules=_RULES).of(Severity.ERROR):
         raise ExceptionGroup("files that can't be read", [error.as_error() for error in errors])
     accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed)
     documents = [file for file in files if file is not None]
@@ -219,16 +230,27 @@ def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
 
 
 def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
-    """Return accumulation and clipping, if a file has numbers for them."""
+    """Return accumulation and clipping, if a file has numbers for them.
+
+    accelerate converts texts in its file ("4" to 4); DeepSpeed refuses them in its own.
+    """
     numbers = {}
-    for name in ("gradient_accumulation_steps", "gradient_clipping"):
+    for name, converted in (
+        ("gradient_accumulation_steps", whole_number),
+        ("gradient_clipping", finite_number),
+    ):
         for document, path in (
             (accelerate, (DEEPSPEED_SECTION, name)),
             (deepspeed, IN_DEEPSPEED_FILE[name]),
         ):
             said = document.said(*path) if document is not None else None
-            if said is not None and isinstance(said.value, int | float) and said.value > 0:
-                numbers[name] = said
+            if said is None:
+                continue
+            number = (
+                finite_number(said.value) if isinstance(said.value, int | float) else converted(said.value)
+            )
+            if number is not None and number > 0:
+                numbers[name] = replace(said, value=number)
     return numbers
 
 

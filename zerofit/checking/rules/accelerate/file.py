@@ -311,4 +311,6 @@ def _keys_without_effect(situation: Situation, file: Document, schema: Schema) -
             yield hit_at(file, (key,), found=say(file, key), fix=f"set it on the command line: {flag}")
 
 
+REFUSED_BY_ACCELERATE = (_unknown_keys, _wrong_types, _wrong_choices)
+"""Rules on files that accelerate refuses, which plan and launch refuse too."""
 RULES = declared(vars())

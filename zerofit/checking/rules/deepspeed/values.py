@@ -313,4 +313,6 @@ def _natively_default(situation: Situation) -> Iterator[Hit]:
             yield hit_at(document, found.path)
 
 
+REFUSED_BY_DEEPSPEED = (_refused,)
+"""Rules on files that DeepSpeed refuses, which plan and launch refuse too."""
 RULES = declared(vars())

@@ -11,6 +11,7 @@ from zerofit.checking.inputs.accelerate import (
     launch_of,
     launch_of_deepspeed,
     launch_value,
+    uses_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import (
@@ -25,6 +26,7 @@ from zerofit.checking.rule import (
 )
 from zerofit.checking.rules.launch.ranks import uneven_nodes
 from zerofit.checking.situation import known
+from zerofit.configs.document import SetValue
 from zerofit.core.command import Launcher
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine
@@ -65,6 +67,65 @@ def _count(launch: LaunchLayers, name: str) -> Said[int] | None:
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
     return replace(said, value=number) if said is not None and number is not None else None
+
+
+@Rule(
+    id="num-processes-is-text",
+    severity=Severity.ERROR,
+    summary="accelerate can't calculate with a num_processes in quotes",
+    why="it takes the file's text as it is, and Python can't divide or compare a text and a number",
+    fix="write num_processes without quotes",
+    see=f"{ACCELERATE}/utils/launch.py",
+    evidence=fails("unsupported operand type(s) for //: 'str' and 'int'"),
+)
+def _text_for_ranks(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.file is None:
+        return
+    ranks = launch_value(launch, "num_processes")
+    number = whole_number(ranks.value) if ranks else None
+    if ranks is None or ranks.place is None or not isinstance(ranks.value, str) or number is None:
+        return  # a flag's text is converted
+    if reason := _where_ranks_are_a_number(launch):
+        edit = SetValue(document=launch.file.name, path=("num_processes",), value=number)
+        fix = f"write num_processes: {number} without quotes"
+        yield Hit(
+            found=f'num_processes="{ranks.value}" with {reason}', place=ranks.place, fix=fix, edits=(edit,)
+        )
+
+
+def _where_ranks_are_a_number(launch: LaunchLayers) -> str:
+    """Return the setting with which accelerate calculates with num_processes; empty if it only hands it on.
+
+    commands/launch.py, _validate_launch_command; utils/launch.py, prepare_simple_launcher_cmd_env,
+    prepare_multi_gpu_env and prepare_deepspeed_cmd_env.
+    """
+    flags, on_cpu = launch.command, launch_value(launch, "use_cpu")
+    if flags is not None and (flag := flags.find("cpu")):
+        return flag.text
+    if (
+        on_cpu is not None
+        and on_cpu.value is True
+        and not (flags and flags.find("num_cpu_threads_per_process"))
+    ):
+        return on_cpu.text
+    kind = launch_value(launch, "distributed_type")
+    chosen = flags.find("multi_gpu", "use_fsdp", "use_megatron_lm", "use_deepspeed") if flags else None
+    if chosen is None and (
+        kind is None or kind.value == "XLA" or (flags and flags.find("tpu", "tpu_cluster"))
+    ):
+        return ""
+    if chosen is None and kind is not None and kind.value in (False, "NO", "MULTI_CPU"):
+        return kind.text
+    machines = _count(launch, "num_machines")
+    if machines is None or machines.value < 2:
+        return ""
+    use, launcher = uses_deepspeed(launch), launch_value(launch, "deepspeed_multinode_launcher")
+    if use is not None and use.value and (launcher is None or launcher.value != _STANDARD):
+        filters = (launch_value(launch, f"deepspeed_{name}_filter") for name in ("exclusion", "inclusion"))
+        if any(said is not None and said.value is not None for said in filters):
+            return ""  # DeepSpeed's launcher then counts the GPUs itself
+    return machines.text
 
 
 @Rule(

@@ -10,7 +10,7 @@ _STANDARD = "standard"
 _NODE_0 = {"machine_rank": 0, "main_process_ip": "10.0.0.1", "main_process_port": 29500}
 
 
-def _file(*, num_machines: int = 2, num_processes: int = 2, **section: Any) -> dict[str, Any]:
+def _file(*, num_machines: int = 2, num_processes: int | str = 2, **section: Any) -> dict[str, Any]:
     counts = {"num_machines": num_machines, "num_processes": num_processes}
     return {**LAUNCH_FILE, **counts, **_NODE_0, "deepspeed_config": {"zero_stage": 2, **section}}
 
@@ -19,6 +19,10 @@ EXAMPLES = {
     "num-processes-is-for-all-machines": Examples(
         bad=Example(accelerate=_file(num_processes=3, deepspeed_multinode_launcher=_STANDARD)),
         good=Example(accelerate=_file(num_processes=4, deepspeed_multinode_launcher=_STANDARD)),
+    ),
+    "num-processes-is-text": Examples(
+        bad=Example(accelerate=_file(num_processes="2", deepspeed_multinode_launcher=_STANDARD)),
+        good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
     ),
     "gpu-ids-too-few": Examples(
         bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
