@@ -59,7 +59,7 @@ def test_figures_of_the_document_are_those_of_the_second_part() -> None:
         right = sum(bool(_expected(entry)) and look not in entry for entry in second)
         precision.append(f"{100 * right / named:.1f} % ({right} of {named})")
         recall.append(f"{100 * right / known:.1f} % ({right} of {known})")
-    document = (Path(ROOT) / "docs" / "explain.md").read_text(encoding="utf-8")
+    document = (Path(ROOT) / "docs" / "explain-accuracy.md").read_text(encoding="utf-8")
     assert f"named | {' | '.join(precision)} |" in document
     assert f"have one | {' | '.join(recall)} |" in document
     assert f"corpus of {sum(map(len, _CORPUS.values()))} logs" in document
