@@ -27,7 +27,9 @@ def _line(
 def _explained(log: str) -> tuple[str | None, int | None, list[str]]:
     found = explain_bytes(io.BytesIO(log.encode()), "log")
     cause = found.cause
-    return cause and cause.failure.id, cause and cause.at.rank, list(found.waits)
+    if cause is None:
+        return None, None, list(found.waits)
+    return cause.failure.id, cause.at.rank, list(found.waits)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +211,11 @@ def _named(rank: int, number: int, call: str = "ALLREDUCE 8") -> str:
             _named(0, 31) + _named(3, 31) + _line(1, 9) + _line(2, 9) + _named(4, 31),
             1,
             "ranks 1-2 waited in collective number 9, ALLREDUCE, behind ranks 0, 3-4 in number 31, ALLREDUCE",
+        ),
+        (  # before torch 2.2 no line begins with its rank
+            (_line(0, 96) + _line(1, 96) + _line(7, 64)).replace("[rank", "[was"),
+            7,
+            "rank 7 waited in collective number 64, ALLREDUCE, behind ranks 0-1 in number 96, ALLREDUCE",
         ),
         (  # the one with the name is apart
             _line(0, 22) + _line(1, 22) + _named(2, 9, "_ALLGATHER_BASE 64"),

@@ -342,7 +342,7 @@ class LogReader:
             "launch writes all stacks of a hang): a call on some ranks only, an uneven batch, or a slow "
             "step, which needs InitProcessGroupKwargs(timeout=...)",
         )
-        return LoggedFailure(failure=failure, at=self.timed_out[rank])
+        return LoggedFailure(failure=failure, at=replace(self.timed_out[rank], rank=rank))
 
 
 def _cause_of(earliest: Sequence[LoggedFailure]) -> LoggedFailure | None:
