@@ -90,12 +90,12 @@ _FAULTS = [
     ),
     (
         "accelerate launch --num_processes 2 \\ \n  train.py \\\n  --lr 1\n",
-        ["run.sh:1 launch-line-broken: train.py --lr is lost"],
+        ["run.sh:1 launch-line-broken: train.py --lr 1 is lost"],
     ),
     (
         "llamafactory-cli train \\\n  --stage sft\n  --bf16 true --fp16 true\n",
         [
-            "run.sh:2 launch-line-broken: --bf16 true is lost",
+            "run.sh:2 launch-line-broken: --bf16 true --fp16 true is lost",
             "run.sh:3 trainer-takes-one-half-precision: --bf16 true with --fp16 true",
         ],
     ),

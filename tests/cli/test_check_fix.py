@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -17,7 +18,7 @@ from zerofit.checking.engine import Finding, Verdict
 from zerofit.checking.fix_files import Fix, diff_of, find_fixes, write_fixes
 from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
-from zerofit.checking.targets import TargetFile, Targets
+from zerofit.checking.targets import TargetFile, Targets, fixable_together
 from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.errors import UserError
@@ -174,18 +175,7 @@ def _looking_at(path: Path, *edits: Edit) -> Callable[[Mapping[str, str]], Repor
 
     def look(overlay: Mapping[str, str]) -> Report:
         document = read_document(overlay.get(os.path.realpath(path), path.read_text()), name=str(path))
-        finding = Finding(
-            rule="made-up",
-            severity=Severity.ERROR,
-            confidence=Confidence.CERTAIN,
-            summary="",
-            found="",
-            why="",
-            fix="",
-            see="",
-            place=None,
-            edits=edits,
-        )
+        finding = _finding("made-up", *edits)
         file = TargetFile(name=str(path), kind=FileKind.DEEPSPEED, document=document)
         return Report(targets=Targets(files=(file,)), verdict=Verdict(findings=(finding,) * (not overlay)))
 
@@ -203,6 +193,152 @@ def test_edits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         "  why:   --fix only makes changes with exactly one right answer\n"
         "  fix:   change it manually, as described in the findings of zerofit check"
     )
+
+
+_TRAINS = (
+    "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+    "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+    "Trainer(args=args).train()\n"
+)
+_STEPS = "gradient_accumulation_steps"
+_ONE_RANK = "--per_device_train_batch_size 8"
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments", "fixed", "rules"),
+    [
+        (f'"{_STEPS}": "4"', f"--{_STEPS} 4", f'"{_STEPS}": 4', ["deepspeed-value-refused"]),
+        (f'"{_STEPS}": "4"', f"--{_STEPS} 2", f'"{_STEPS}": "auto"', ["deepspeed-value-refused"]),
+        (f'"{_STEPS}": 4', f"--{_STEPS} 2", f'"{_STEPS}": "auto"', ["trainer-values-differ"]),
+        (
+            '"gradient_clipping": "0.5"',
+            "--max_grad_norm 0.5",
+            '"gradient_clipping": 0.5',
+            ["deepspeed-value-refused"],
+        ),
+        (
+            f'"gradient_clipping": " 1e0 ", "{_STEPS}": "2"',
+            f"--{_STEPS} 2",
+            f'"gradient_clipping": 1, "{_STEPS}": 2',
+            ["deepspeed-value-refused", "deepspeed-value-refused"],
+        ),
+        ('"bf16": {"enabled": "true"}', "--bf16", '"bf16": {"enabled": true}', ["trainer-values-differ"]),
+        ('"fp16": {"enabled": "True"}', "--fp16", '"fp16": {"enabled": true}', ["trainer-values-differ"]),
+        ('"bf16": {"enabled": "true"}', "", '"bf16": {"enabled": "true"}', []),  # auto, false or --bf16
+    ],
+)
+def test_a_key_has_one_fix_and_the_count_is_what_fix_does(
+    written: str, arguments: str, fixed: str, rules: list[str], run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}, @}\n'
+    _write(tmp_path / "ds.json", text.replace("@", written))
+    _write(tmp_path / "sft.py", _TRAINS)
+    line = [
+        "ds.json",
+        "sft.py",
+        "--deepspeed",
+        "ds.json",
+        "--output_dir",
+        "o",
+        *_ONE_RANK.split(),
+        *arguments.split(),
+    ]
+    found = json.loads(run_zerofit("check", "--json", *line, cwd=tmp_path).stdout)["findings"]
+    keys = [finding["found"].partition("=")[0] for finding in found]
+    assert len(keys) == len(set(keys))
+    last = run_zerofit("check", *line, cwd=tmp_path).stdout.splitlines()[-1]
+    run_zerofit("check", "--fix", *line, cwd=tmp_path)
+    assert (tmp_path / "ds.json").read_text() == text.replace("@", fixed)
+    left = json.loads(run_zerofit("check", "--json", *line, cwd=tmp_path).stdout)["findings"]
+    assert [finding["rule"] for finding in found if finding not in left] == rules
+    assert len(rules) in (0, len(found))
+    assert last.partition("; ")[2] == {0: "", 1: "--fix fixes it", 2: "--fix fixes all 2 of them"}[len(rules)]
+
+
+@pytest.mark.parametrize(
+    ("line", "fixed"),
+    [
+        ("num_processes: '8'", "num_processes: '8'"),  # accelerate converts it
+        ('num_processes: "8"', 'num_processes: "8"'),
+        ("machine_rank: '0'", "machine_rank: '0'"),
+        ("num_machines: '1'", "num_machines: 1"),
+        ("main_process_port: '29500'", "main_process_port: 29500"),
+        ("gpu_ids: 0", "gpu_ids: '0'"),
+    ],
+)
+def test_what_accelerate_converts_keeps_its_quotes(
+    line: str, fixed: str, run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    rest = "" if "num_processes" in line else "num_processes: 8\n"
+    text = f"compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\n{rest}"
+    _write(tmp_path / "acc.yaml", f"{text}{line}\n")
+    run_zerofit("check", "--fix", "acc.yaml", cwd=tmp_path)
+    assert (tmp_path / "acc.yaml").read_text() == f"{text}{fixed}\n"
+
+
+def _finding(rule: str, *edits: Edit, confidence: Confidence = Confidence.CERTAIN) -> Finding:
+    return Finding(
+        rule=rule,
+        severity=Severity.ERROR,
+        confidence=confidence,
+        summary="",
+        found="",
+        why="",
+        fix="",
+        see="",
+        place=None,
+        edits=edits,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "fixed", "after"),
+    [
+        (  # each a key, a value (None removes it), and whether it is certain
+            '{"a": 1}',
+            [("a", 2, True), ("a", 3, False)],
+            [0],
+            '{"a": 2}',
+        ),
+        ('{"a": 1}', [("a", 2, False), ("a", 3, True)], [1], '{"a": 3}'),
+        ('{"a": 1}', [("a", 2, True), ("a", 3, True)], [0], '{"a": 2}'),
+        ('{"a": 1}', [("a", 2, False), ("a", 2, True)], [0, 1], '{"a": 2}'),
+        ('{"a": 1, "b": 1}', [("a", 2, False), ("b", 2, True), ("a", None, True)], [1, 2], '{"b": 2}'),
+        ('{"a": 1, "b": 1}', [("a", 2, True), ("b", None, True)], [0, 1], '{"a": 2}'),
+        ('{"a": {/* c */}, "b": 1}', [("a.x", 1, True), ("b", 2, True)], [1], '{"a": {/* c */}, "b": 2}'),
+    ],
+)
+def test_of_two_changes_of_a_key_the_certain_one_is_made(
+    text: str, wanted: list[tuple[str, int | None, bool]], fixed: list[int], after: str, tmp_path: Path
+) -> None:
+    path = _write(tmp_path / "ds.json", text)
+    findings = []
+    for number, (name, value, is_certain) in enumerate(wanted):
+        key = tuple(name.split("."))
+        edit = (
+            RemoveKey(document=str(path), path=key)
+            if value is None
+            else SetValue(document=str(path), path=key, value=value)
+        )
+        confidence = Confidence.CERTAIN if is_certain else Confidence.LIKELY
+        findings.append(_finding(f"rule-{number}", edit, confidence=confidence))
+
+    def look(overlay: Mapping[str, str]) -> Report:
+        document = read_document(overlay.get(os.path.realpath(path), text), name=str(path))
+        file = TargetFile(name=str(path), kind=FileKind.DEEPSPEED, document=document)
+        verdict = Verdict(findings=() if overlay else tuple(findings))
+        return Report(targets=Targets(files=(file,)), verdict=verdict)
+
+    kept = fixable_together(findings, look({}).targets.files)
+    assert [findings.index(finding) for finding in kept] == fixed
+    (fix,) = find_fixes(look)
+    assert fix.after == after
+    said = (
+        f"all {len(fixed)} of them"
+        if len(fixed) == len(wanted)
+        else f"{len(fixed)} of them: rule-{fixed[0]} "
+    )
+    assert f"--fix fixes {said}" in str(look({})).splitlines()[-1]
 
 
 def test_edits_of_several_kinds_make_one_diff(tmp_path: Path) -> None:

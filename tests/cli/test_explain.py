@@ -34,8 +34,9 @@ def test_log_ends_with_cause_line_and_what_to_type(tmp_path: Path) -> None:
         "cause:  out of GPU memory, rank 1  [gpu-out-of-memory, confidence high]",
         f"line:   {log}:2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "why:    weights, gradients, optimizer states and activations together need more than the GPU has",
-        "next:   zerofit plan SCRIPT names the strategy that fits; by hand: halve the micro-batch and double "
-        "the accumulation, switch on gradient checkpointing, raise the ZeRO stage",
+        "next:   zerofit plan --gpus 8xA100-80G SCRIPT, with the GPUs that the run had, names the strategy "
+        "that fits; by hand: halve the micro-batch and double the accumulation, switch on gradient "
+        "checkpointing, raise the ZeRO stage",
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from zerofit.launching.collectives import Collective, group_of_rank, mismatch_in, timed_out_rank
 from zerofit.launching.explain import explain_bytes
 from zerofit.launching.explain_run import stuck_collectives
+from zerofit.launching.failures import failures
 
 
 def _line(
@@ -26,7 +27,9 @@ def _line(
 def _explained(log: str) -> tuple[str | None, int | None, list[str]]:
     found = explain_bytes(io.BytesIO(log.encode()), "log")
     cause = found.cause
-    return cause and cause.failure.id, cause and cause.at.rank, list(found.waits)
+    if cause is None:
+        return None, None, list(found.waits)
+    return cause.failure.id, cause.at.rank, list(found.waits)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,89 @@ def test_a_rank_that_the_watchdog_ended_waited_too(taken_down: tuple[int, ...], 
         sentence.partition(" reported no time-out")[0] for sentence in waits if "no time-out" in sentence
     ]
     assert silent == ([blamed] if blamed else [])
+
+
+_AT_WORK = (
+    "[rank{rank}]:[E704 09:15:00.3 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
+    "Exception (either an error or timeout) detected by watchdog at work: {number}, last enqueued: 99\n"
+)
+
+
+def _named(rank: int, number: int, call: str = "ALLREDUCE 8") -> str:
+    return _line(rank, number, call) + _AT_WORK.format(rank=rank, number=number)
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "sentence"),
+    [
+        (  # rank 0 has no line that names its group
+            _named(1, 4821) + _line(0, 4821) + _named(2, 4821) + _named(3, 4790),
+            3,
+            "rank 3 waited in collective number 4790, ALLREDUCE, behind ranks 0-2 in number 4821, ALLREDUCE",
+        ),
+        (
+            _line(0, 12) + _line(1, 12) + _line(2, 13),
+            2,
+            "rank 2 waited in collective number 13, ALLREDUCE, ahead of ranks 0-1 in number 12, ALLREDUCE",
+        ),
+        (
+            _line(0, 8) + _line(1, 7, "BROADCAST 4"),
+            1,
+            "rank 1 waited in collective number 7, BROADCAST, behind rank 0 in number 8, ALLREDUCE",
+        ),
+        (  # behind comes before ahead
+            _line(0, 6) + _line(1, 5) + _line(2, 5) + _line(3, 4, "BROADCAST 4"),
+            3,
+            "rank 3 waited in collective number 4, BROADCAST, behind ranks 1-2 in number 5, ALLREDUCE",
+        ),
+        (
+            _named(0, 31) + _named(3, 31) + _line(1, 9) + _line(2, 9) + _named(4, 31),
+            1,
+            "ranks 1-2 waited in collective number 9, ALLREDUCE, behind ranks 0, 3-4 in number 31, ALLREDUCE",
+        ),
+        (  # before torch 2.2 no line begins with its rank
+            (_line(0, 96) + _line(1, 96) + _line(7, 64)).replace("[rank", "[was"),
+            7,
+            "rank 7 waited in collective number 64, ALLREDUCE, behind ranks 0-1 in number 96, ALLREDUCE",
+        ),
+        (  # the one with the name is apart
+            _line(0, 22) + _line(1, 22) + _named(2, 9, "_ALLGATHER_BASE 64"),
+            2,
+            "rank 2 waited in collective number 9, _ALLGATHER_BASE, behind ranks 0-1 in number 22, ALLREDUCE",
+        ),
+    ],
+)
+def test_the_cause_is_the_rank_that_is_out_of_step(log: str, rank: int, sentence: str) -> None:
+    found = explain_bytes(io.BytesIO(log.encode()), "log")
+    assert found.cause is not None
+    assert (found.cause.failure.id, found.cause.at.rank) == ("nccl-timeout", rank)
+    assert f"[rank{rank}]" not in found.cause.at.text
+    assert f"Rank {rank}]" in found.cause.at.text
+    assert found.cause.failure.why == sentence
+    assert sentence.partition(" waited")[0] in found.cause.failure.fix
+    assert sentence in found.waits
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        _line(0, 7) + _line(1, 7),
+        _line(4, 7),
+        _line(0, 7, group="PG GUID 1(dp) ") + _line(1, 9, group="PG GUID 2(tp) "),
+        _named(0, 7) + _line(1, 7) + _line(2, 7),
+        _line(0, 7, group="PG GUID 5(dp) ") + _line(1, 9),  # which may wait in another group
+    ],
+)
+def test_no_rank_is_the_cause_where_none_is_out_of_step(log: str) -> None:
+    found = explain_bytes(io.BytesIO(log.encode()), "log")
+    assert found.cause is not None
+    assert found.cause.failure == failures()["nccl-timeout"]
+    assert found.cause.at.line == 1
+
+
+def test_another_root_cause_comes_before_a_rank_out_of_step() -> None:
+    full = "[rank1]: OSError: [Errno 28] No space left on device\n"
+    assert _explained(_line(0, 12) + _line(2, 12) + _line(3, 11) + full)[:2] == ("disk-full", 1)
 
 
 def test_no_rank_waits() -> None:

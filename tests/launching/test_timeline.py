@@ -121,3 +121,75 @@ def test_lines_are_ordered_within_a_log_and_by_time_between_logs(
 ) -> None:
     keys = keys_in_time(places, files=["a", "b"])
     assert " ".join(f"{file}{line}" for file, line in sorted(keys, key=keys.__getitem__)) == order
+
+
+_STUCK = (
+    "[rank{rank}]:[E302 {time}.104 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
+    "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued "
+    "collectives. This typically indicates a NCCL/CUDA API hang\n"
+)
+_MONITOR = (
+    "[rank1]:[E302 10:40:00.1 ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process "
+    "will be terminated after dumping debug info. workMetaList_.size()=7\n"
+)
+_TERM = "srun: forcing job termination\ntorch.distributed.elastic: Process 7 got signal: 15\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "others"),
+    [
+        (_STUCK.format(rank=2, time="10:42:11"), "watchdog-stuck", []),
+        (_MONITOR + _STUCK.format(rank=1, time="10:50:11"), "watchdog-stuck", []),
+        (
+            _STUCK.format(rank=2, time="10:42:11") + _HANG.format(time="10:44:00"),
+            "watchdog-stuck",
+            ["nccl-timeout"],
+        ),
+        (  # aborting the communicators then gets stuck
+            _HANG.format(time="10:42:11") + _STUCK.format(rank=1, time="10:50:11"),
+            "nccl-timeout",
+            ["watchdog-stuck"],
+        ),
+        (
+            _STUCK.format(rank=0, time="10:42:11") + _LIMIT.format(time="20:00:00"),
+            "watchdog-stuck",
+            ["time-limit"],
+        ),
+        (_STUCK.format(rank=0, time="10:42:11") + "exitcode: -6\n", "watchdog-stuck", ["aborted"]),
+        (
+            "[rank0]: torch.OutOfMemoryError: CUDA out of memory.\n" + _STUCK.format(rank=1, time="10:42:11"),
+            "gpu-out-of-memory",
+            ["watchdog-stuck"],
+        ),
+    ],
+)
+def test_a_stuck_watchdog_is_no_collective_at_its_time_limit(log: str, cause: str, others: list[str]) -> None:
+    found = explain_bytes(io.BytesIO(log.encode()), "log")
+    assert found.cause is not None
+    assert (found.cause.failure.id, [other.failure.id for other in found.others]) == (cause, others)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "others"),
+    [
+        (_LIMIT.format(time="20:00:00") + _TERM, "time-limit", []),
+        (_TERM + _LIMIT.format(time="20:00:00"), "time-limit", []),
+        (
+            "slurmstepd: error: *** STEP 71.0 ON n4 CANCELLED AT 2025-03-02T20:00:00 ***\n"
+            + _LIMIT.format(time="20:00:00")
+            + "Signal 15 (SIGTERM) received by PID 9\n",
+            "time-limit",
+            [],
+        ),
+        (_LIMIT.format(time="20:00:00").replace("TIME LIMIT", "PREEMPTION") + _TERM, "preempted", []),
+        (_LIMIT.format(time="20:00:00").replace("TIME LIMIT", "NODE FAILURE") + _TERM, "node-failed", []),
+        (_HANG.format(time="10:42:11") + _TERM, "nccl-timeout", []),
+        (_LIMIT.format(time="20:00:00") + _LOST, "time-limit", ["peer-lost"]),
+        (_TERM, "cancelled", []),
+        (_FULL.format(time="10:42:11") + "KeyboardInterrupt\n", "disk-full", ["cancelled"]),
+    ],
+)
+def test_the_schedulers_own_signal_is_nobodys_interruption(log: str, cause: str, others: list[str]) -> None:
+    found = explain_bytes(io.BytesIO(log.encode()), "log")
+    assert found.cause is not None
+    assert (found.cause.failure.id, [other.failure.id for other in found.others]) == (cause, others)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.core.facts import ModelFacts
+from zerofit.core.facts import ModelFacts, parameters
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.models.meta_device import transformers_config
@@ -454,3 +455,22 @@ def test_samples_and_targets_must_fit_the_positions(
         f"  why:   it has {most} positions; beyond them it fails or trains nonsense\n"
         f"  fix:   set {flag.split()[0]} to {most} or less"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (124_439_808, "124 M"),
+        (999_499_999, "999 M"),
+        (999_885_952, "1 B"),
+        (1_000_000_000, "1 B"),
+        (8_030_261_248, "8.03 B"),
+        (70_553_706_496, "70.6 B"),
+        (671_026_419_200, "671 B"),
+        (1_026_000_000_000, "1030 B"),
+        (999_900, "1 M"),
+        (52_000, "0.052 M"),
+    ],
+)
+def test_number_of_parameters_in_words(number: int, words: str) -> None:
+    assert parameters(replace(_LLAMA_FACTS, num_parameters=number)) == words

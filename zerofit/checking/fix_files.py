@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.checking.targets import is_fixable
+from zerofit.checking.targets import fixable_together, is_fixable
 from zerofit.configs.text.edits import Uneditable, apply_edits
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
@@ -44,7 +44,7 @@ def find_fixes(look: Callable[[Mapping[str, str]], Report]) -> tuple[Fix, ...]:
         look: reads and checks the targets, with texts instead of files, by the files' real paths.
 
     Raises:
-        UserError: findings contradict each other, or a file can't be changed safely.
+        UserError: no finding's change can be made safely.
     """
     fixes: dict[str, Fix] = {}
     for _ in range(_MAX_ROUNDS):
@@ -80,12 +80,17 @@ def write_fixes(fixes: Sequence[Fix]) -> tuple[str, ...]:
 
 
 def _apply_findings(report: Report) -> dict[str, Fix]:
-    """Return the files changed by the findings' edits, by their real paths."""
+    """Return the files changed by the findings' edits, by their real paths.
+
+    Raises:
+        UserError: there are edits, and none of them can be made.
+    """
+    files = report.targets.files
     requested: dict[str, list[Edit]] = {}
-    for finding in report.findings:
-        if is_fixable(finding, report.targets.files):
-            for edit in finding.edits:
-                requested.setdefault(edit.document, []).append(edit)
+    wanted = [finding for finding in report.findings if is_fixable(finding, files)]
+    for finding in fixable_together(wanted, files) or wanted:
+        for edit in finding.edits:
+            requested.setdefault(edit.document, []).append(edit)
     fixes = {}
     for file in report.targets.files:
         if file.document is None or not os.path.isfile(file.name) or file.name not in requested:

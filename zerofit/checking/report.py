@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES, DEEPSPEED_RULES
-from zerofit.checking.targets import is_fixable
+from zerofit.checking.targets import fixable_together
 from zerofit.configs.document import FileKind, say
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int)
         counts = ", ".join(
             f"{number} {_PLURAL[severity][number > 1]}" for severity, number in found.items() if number
         )
-        fixable = [finding for finding in verdict.findings if is_fixable(finding, files)]
+        fixable = fixable_together(verdict.findings, files)
         return f"{names}: {counts}" + (f"; --fix fixes {_which(fixable, verdict)}" if fixable else "")
     if files and all(file.has_nothing for file in files):
         return f"nothing to check: {names}"

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.configs.document import BrokenFile, FileKind
+from zerofit.configs.text.edits import Uneditable, apply_edits
+from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zerofit.checking.engine import Finding
     from zerofit.checking.inputs.programs import OtherProgram
     from zerofit.checking.inputs.shell_lines import ShellLine
     from zerofit.checking.inputs.shell_words import LineBreak
-    from zerofit.configs.document import Document
+    from zerofit.configs.document import Document, Edit
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Route
@@ -63,6 +65,34 @@ def is_fixable(finding: Finding, files: Iterable[TargetFile]) -> bool:
     """
     named = {file.name for file in files if file.is_on_command_line}
     return bool(finding.edits) and all(edit.document in named for edit in finding.edits)
+
+
+def fixable_together(findings: Iterable[Finding], files: Sequence[TargetFile]) -> tuple[Finding, ...]:
+    """Return the findings whose edits --fix makes: of those that want different changes of a key the first.
+
+    A finding that is certain comes before one that is not; else their order counts.
+    """
+    documents = {file.name: file.document for file in files if file.document is not None}
+    wanted = [finding for finding in findings if is_fixable(finding, files)]
+    if _fit([edit for finding in wanted for edit in finding.edits], documents):
+        return tuple(wanted)
+    kept: list[Finding] = []
+    edits: list[Edit] = []
+    for finding in sorted(wanted, key=lambda finding: finding.confidence is not Confidence.CERTAIN):
+        if _fit([*edits, *finding.edits], documents):
+            kept.append(finding)
+            edits += finding.edits
+    return tuple(finding for finding in wanted if finding in kept)
+
+
+def _fit(edits: Sequence[Edit], documents: Mapping[str, Document]) -> bool:
+    """Return True if edits can be made together."""
+    try:
+        for name, document in documents.items():
+            apply_edits(document, [edit for edit in edits if edit.document == name])
+    except Uneditable:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

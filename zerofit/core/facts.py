@@ -208,5 +208,5 @@ class Checkpoint:
 
 def parameters(model: ModelFacts) -> str:
     """Return the number of parameters as text: "8.03 B", "336 M"."""
-    number = model.num_parameters
-    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
+    number = float(f"{model.num_parameters:.3g}")  # rounded first: 999,885,952 is 1 B
+    return f"{number / 1e9:g} B" if number >= 1e9 else f"{number / 1e6:g} M"

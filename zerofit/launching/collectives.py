@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -50,6 +50,21 @@ class Mismatch:
     odd_ranks: tuple[int, ...]
     """Those that differ from most; all if no call is that of most."""
     sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfStep:
+    """Ranks that wait in another collective than most of their process group."""
+
+    ranks: tuple[int, ...]
+    is_behind: bool
+    """False if they are ahead."""
+    sentence: str
+
+    @property
+    def words(self) -> str:
+        """Return the ranks in words."""
+        return _ranks_words(self.ranks)
 
 
 def timed_out_rank(text: str, *, log_rank: int | None = None) -> tuple[int, Collective] | None:
@@ -158,9 +173,9 @@ def waits(
     found = mismatch_in(at)
     if found is not None:
         yield found.sentence
+    for apart in out_of_step(at):
+        yield apart.sentence
     groups = _by(at, lambda call: call.group or "")
-    for ranks in groups.values():
-        yield from _out_of_step({rank: at[rank] for rank in ranks})
     if any(_DEFAULT_GROUP.match(group) is None for group in groups):  # not each rank belongs to it
         return
     last = max(at.values(), key=lambda call: call.number)
@@ -175,19 +190,45 @@ def waits(
         yield f"the log has no failure of {_ranks_words(absent)}: only {own}"
 
 
-def _out_of_step(at: Mapping[int, Collective]) -> Iterator[str]:
-    """Yield a sentence for each collective in which fewer ranks wait than in that of most."""
-    places = _by(at, lambda call: call.number)
-    counted = Counter({number: len(ranks) for number, ranks in places.items()})
-    usual = max(counted, key=lambda number: (counted[number], number))
-    for number, ranks in sorted(places.items()):
-        if number != usual:
-            own, most = at[ranks[0]], at[places[usual][0]]
-            yield (
-                f"{_ranks_words(ranks)} waited in collective number {number}, {own.operation}, "
-                f"{'behind' if number < usual else 'ahead of'} {_ranks_words(places[usual])} in number "
-                f"{usual}, {most.operation}"
-            )
+def in_their_groups(at: Mapping[int, Collective]) -> dict[int, Collective]:
+    """Return the collectives with the process group of those whose log does not name it.
+
+    NCCL's watchdog names the group on a line of its own, which not every rank comes to print.
+
+    Args:
+        at: by rank, the collective in which it waits.
+    """
+    named = [call for call in at.values() if call.group is not None]
+    of_all = {call.group for call in named if _DEFAULT_GROUP.match(call.group or "")}
+    found = dict(at)
+    for rank, own in at.items():
+        if own.group is None:
+            same = {call.group for call in named if (call.number, call.words) == (own.number, own.words)}
+            groups = same if same else of_all
+            found[rank] = replace(own, group=next(iter(groups)) if len(groups) == 1 else None)
+    return found
+
+
+def out_of_step(at: Mapping[int, Collective]) -> Iterator[OutOfStep]:
+    """Yield the ranks of each collective in which fewer of a process group wait than in that of most.
+
+    Args:
+        at: by rank, the collective in which it waits.
+    """
+    for of_group in _by(at, lambda call: call.group or "").values():
+        places = _by({rank: at[rank] for rank in of_group}, lambda call: call.number)
+        counted = Counter({number: len(ranks) for number, ranks in places.items()})
+        usual = max(counted, key=lambda number: (counted[number], number))
+        for number, ranks in sorted(places.items()):
+            if number != usual:
+                own, most = at[ranks[0]], at[places[usual][0]]
+                yield OutOfStep(
+                    ranks=tuple(ranks),
+                    is_behind=number < usual,
+                    sentence=f"{_ranks_words(ranks)} waited in collective number {number}, {own.operation}, "
+                    f"{'behind' if number < usual else 'ahead of'} {_ranks_words(places[usual])} in number "
+                    f"{usual}, {most.operation}",
+                )
 
 
 def _by(at: Mapping[int, Collective], key: Callable[[Collective], _Key]) -> dict[_Key, list[int]]:

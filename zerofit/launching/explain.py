@@ -18,7 +18,9 @@ from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked_text
 from zerofit.launching.collectives import (
     group_of_rank,
+    in_their_groups,
     mismatch_in,
+    out_of_step,
     taken_down_rank,
     timed_out_rank,
     waits,
@@ -29,7 +31,7 @@ from zerofit.launching.log_lines import read_lines
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from zerofit.launching.collectives import Collective
     from zerofit.launching.frames import Frame
@@ -89,7 +91,7 @@ _PASSED_ON = "reraise"
 _KEPT_LINES = 200
 """Lines searched back for a timestamp. ASSUMPTION: no traceback is longer."""
 _SHOWN_LINES = 3
-_UNKNOWN, _TIME_LIMIT = "unknown-exception", "time-limit"
+_UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
 _LONGEST_SHOWN = 240
 
 
@@ -303,27 +305,44 @@ class LogReader:
 
     def explain(self) -> Explanation:
         """Return the cause and the other failures in all logs read."""
-        found = [*self.found.values(), *self._mismatch()]
+        waiting = in_their_groups(self.waiting)
+        found = [*self.found.values(), *self._mismatch(waiting)]
         keys = keys_in_time([failure.at for failure in found], files=self.files)
         earliest = sorted(found, key=lambda failure: keys[failure.at.file, failure.at.line])
         cause = _cause_of(earliest)
         kinds: dict[str, LoggedFailure] = {}
         for other in earliest:
-            if cause is not None and other.failure.id != cause.failure.id:
+            if cause is not None and not _only_confirms(other, cause):
                 kinds.setdefault(other.failure.id, other)
         return Explanation(
-            cause=cause,
+            cause=self._out_of_step(waiting, cause) if cause is not None else None,
             others=tuple(kinds.values())[:_SHOWN_LINES],
             num_lines=self.num_lines,
             files=tuple(self.files),
-            waits=tuple(waits(self.waiting, seen=self.ranks, taken_down=self.taken_down)),
+            waits=tuple(waits(waiting, seen=self.ranks, taken_down=self.taken_down)),
         )
 
-    def _mismatch(self) -> Iterator[LoggedFailure]:
+    def _mismatch(self, waiting: Mapping[int, Collective]) -> Iterator[LoggedFailure]:
         """Yield the failure of a rank that waits in another collective than the others."""
-        if (mismatch := mismatch_in(self.waiting)) is not None:
+        if (mismatch := mismatch_in(waiting)) is not None:
             at = self.timed_out[mismatch.odd_ranks[0]]
             yield LoggedFailure(failure=failures()["collective-mismatch"], at=at)
+
+    def _out_of_step(self, waiting: Mapping[int, Collective], cause: LoggedFailure) -> LoggedFailure:
+        """Return a time-out as that of the rank that is behind the others, or alone ahead of them."""
+        apart = sorted(out_of_step(waiting), key=lambda found: not found.is_behind)
+        if cause.failure.id != _TIMED_OUT or not apart:
+            return cause
+        rank, where = apart[0].ranks[0], "behind" if apart[0].is_behind else "ahead of"
+        failure = replace(
+            cause.failure,
+            cause=f"the ranks waited for one that is {where} them, until the time limit of a collective",
+            why=apart[0].sentence,
+            fix=f"see what {apart[0].words} did in place of that collective, by log or stack (zerofit "
+            "launch writes all stacks of a hang): a call on some ranks only, an uneven batch, or a slow "
+            "step, which needs InitProcessGroupKwargs(timeout=...)",
+        )
+        return LoggedFailure(failure=failure, at=replace(self.timed_out[rank], rank=rank))
 
 
 def _cause_of(earliest: Sequence[LoggedFailure]) -> LoggedFailure | None:
@@ -354,6 +373,13 @@ def _led_to(failure: LoggedFailure, cause: LoggedFailure) -> bool:
         and failure.at.file == cause.at.file
         and cause.at.line - failure.at.line <= _KEPT_LINES
     )
+
+
+def _only_confirms(other: LoggedFailure, cause: LoggedFailure) -> bool:
+    """Return True for a failure that says no more than the cause: the signal that ends what ran too long."""
+    is_explained = other.failure.id in cause.failure.explains
+    is_confirmation = other.failure.role is Role.CONFIRMATION
+    return other.failure.id == cause.failure.id or (is_explained and is_confirmation)
 
 
 def _is_no_error(said: str) -> bool:

@@ -77,15 +77,31 @@ def test_words_are_those_that_bash_hands_on(script: str, tmp_path: Path) -> None
 
 
 _BROKEN = [
-    ("accelerate launch --num_processes 2 \\ \n  train.py --lr 1\n", [(1, "train.py --lr", "BLANK_BEHIND")]),
+    (
+        "accelerate launch --num_processes 2 \\ \n  train.py --lr 1\n",
+        [(1, "train.py --lr 1", "BLANK_BEHIND")],
+    ),
     ("torchrun train.py \\\n  --a 1 \\\t\n  --b 2\n", [(2, "--b 2", "BLANK_BEHIND")]),
-    ("torchrun train.py \\\n  --a 1\n  --b 2 \\\n  --c 3\n", [(2, "--b 2", "MISSING")]),
+    ("torchrun train.py \\\n  --a 1\n  --b 2 \\\n  --c 3\n", [(2, "--b 2 --c 3", "MISSING")]),
     ("deepspeed train.py \\\n  --a 1 \\\n  # --b 2 \\\n  --c 3\n", [(3, "--c 3", "COMMENT")]),
     ("deepspeed train.py --a 1 # why \\\n  --c 3\n", [(1, "--c 3", "COMMENT")]),
     ("deepspeed train.py --a 1 \\ # why\n  --c 3\n", [(1, "--c 3", "BLANK_BEHIND")]),
     ("accelerate launch train.py \\\n\n  --a 1\n", [(2, "--a 1", "EMPTY_LINE")]),
-    ("accelerate launch --num_processes 2\n  train.py --a 1\n", [(1, "train.py --a", "MISSING")]),
+    ("accelerate launch --num_processes 2\n  train.py --a 1\n", [(1, "train.py --a 1", "MISSING")]),
     ("torchrun train.py \\\n -a 1\n -b 2\n --c 3\n", [(2, "-b 2", "MISSING"), (3, "--c 3", "MISSING")]),
+    (
+        "torchrun train.py --a 1\n  --b 2 \\\n  --c \\\n  --d x y\necho done\n",
+        [(1, "--b 2 --c --d x y", "MISSING")],
+    ),
+    (
+        "deepspeed train.py \\ \n  --a 1 \\\n  --b\n  --c 3 \\\n  --d\n",
+        [(1, "--a 1 --b", "BLANK_BEHIND"), (3, "--c 3 --d", "MISSING")],
+    ),
+    (
+        "accelerate launch \\ \n  train.py \\\n  --a $A && echo done\n",
+        [(1, "train.py --a $A", "BLANK_BEHIND")],
+    ),
+    ("torchrun train.py \\\n  # why\n  --a 1 \\\n  --b && echo done\n", [(2, "--a 1 --b", "COMMENT")]),
     ("if true; then\n torchrun \\\n  --nnodes 1 \\  \n  train.py\nfi\n", [(3, "train.py", "BLANK_BEHIND")]),
 ]
 
@@ -132,7 +148,8 @@ def test_a_blank_at_the_very_end_becomes_an_argument(tmp_path: Path) -> None:
 
 def test_windows_line_ends_break_every_line() -> None:
     (line,) = shell_lines("torchrun \\\r\n  --nnodes 1 \\\r\n  train.py\r\n", name="run.sh")
-    assert [(found.place.line, found.cause) for found in line.breaks] == [(1, BreakCause.CARRIAGE_RETURN)]
+    expected = (1, "--nnodes 1 train.py", BreakCause.CARRIAGE_RETURN)
+    assert [(found.place.line, found.lost, found.cause) for found in line.breaks] == [expected]
     assert line.words == ("torchrun", "--nnodes", "1", "train.py")
 
 

@@ -448,6 +448,7 @@ def _of_trainer() -> list[_Case]:
     cases: list[tuple[str, str, dict[str, Any]]] = [
         (differ, "--learning_rate 2e-5", {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}),
         (differ, "--per_device_train_batch_size 8", {"train_micro_batch_size_per_gpu": "8"}),
+        (differ, "--bf16", {"bf16": {"enabled": "true"}}),
         (differ, "--bf16", {"bf16": {"enabled": False}}),
         (differ, "--bf16 True", {"bf16": {"enabled": True}}),
         (differ, "--bf16_full_eval --bf16 no", {"bf16": {"enabled": True}}),

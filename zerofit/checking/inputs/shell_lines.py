@@ -137,7 +137,7 @@ def _with_carriage(line: ShellLine, carriages: Iterable[int]) -> ShellLine:
     if number is None:
         return line
     place = replace(line.places[0], line=number)
-    lost = next(word for word, at in zip(line.words, line.places, strict=True) if at.line > number)
+    lost = " ".join(word for word, at in zip(line.words, line.places, strict=True) if at.line > number)
     return replace(line, breaks=(LineBreak(place=place, lost=lost, cause=BreakCause.CARRIAGE_RETURN),))
 
 
@@ -471,7 +471,7 @@ def _merged(commands: list[ShellCommand]) -> Iterator[_Meant]:
                 yield _with_trailing(meant)
             meant = _Meant(command=command)
             continue
-        lost = " ".join(word.text for word in command.words[:2])
+        lost = " ".join(word.text for word in command.words)
         line = meant.command.last_line
         meant.breaks = (*meant.breaks, (line, lost, cause))
         meant.command = replace(command, words=[*meant.command.words, *command.words])

@@ -38,7 +38,7 @@ class LineBreak:
 
     place: Place
     lost: str
-    """The first words of what it loses; empty if nothing follows."""
+    """The words up to the next break, all of which it loses; empty if nothing follows."""
     cause: BreakCause
 
 

@@ -93,18 +93,41 @@ _SWITCHES = ("stage", "enabled", "device")
     evidence=fails("Input should be 0, 1, 2"),
 )
 def _refused(situation: Situation) -> Iterator[Hit]:
-    wrong = [
-        (document, key, found)
-        for document, key, found in _values(situation)
-        if not _is_unchecked(key, found.value)
-        and not (is_right_type(key, found.value) and is_in_range(key, found.value))
-    ]
     # Values that depend on the route come last, so that certain findings are reported anyway.
-    for document, key, found in sorted(wrong, key=lambda value: value[2].path[0] in _NATIVE_ONLY):
+    wrong = sorted(_wrong_values(situation), key=lambda value: value[2].path[0] in _NATIVE_ONLY)
+    for document, key, found in wrong:
         if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
         edits = _repair(document, key, found)
         yield hit_at(document, found.path, fix=_fix(key, edits), edits=edits)
+
+
+def corrected_paths(situation: Situation) -> frozenset[tuple[str, ...]]:
+    """Return the keys whose text has a clear meaning that DeepSpeed does not read, such as "8" for 8.
+
+    Findings of this file give the one fix of such a key, and others can compare it once it can be read.
+    """
+    if situation.schemas is None:
+        return frozenset()
+    numbers = (
+        found.path for document, key, found in _wrong_values(situation) if _repair(document, key, found)
+    )
+    return frozenset((*numbers, *(found.path for _, found in _texts_for_bool(situation))))
+
+
+def _wrong_values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
+    for document, key, found in _values(situation):
+        is_right = is_right_type(key, found.value) and is_in_range(key, found.value)
+        if not is_right and not _is_unchecked(key, found.value):
+            yield document, key, found
+
+
+def _texts_for_bool(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
+    """Yield each text that means false, and counts as true."""
+    for document, key, found in _values(situation):
+        is_text = isinstance(found.value, str) and _is_unchecked(key, found.value)
+        if is_text and found.value.lower() in _FALSE_TEXTS:
+            yield document, found
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -166,13 +189,10 @@ def _number(text: str) -> int | float | None:
     evidence=fails("pre-scale gradients is not yet supported"),
 )
 def _text_for_bool(situation: Situation) -> Iterator[Hit]:
-    for document, key, found in _values(situation):
-        if not isinstance(found.value, str) or not _is_unchecked(key, found.value):
-            continue
-        if found.value.lower() in _FALSE_TEXTS:
-            edit = SetValue(document=document.name, path=found.path, value=False)
-            text = f'{".".join(found.path)}="{found.value}"'
-            yield hit_at(document, found.path, found=text, edits=(edit,))
+    for document, found in _texts_for_bool(situation):
+        edit = SetValue(document=document.name, path=found.path, value=False)
+        text = f'{".".join(found.path)}="{found.value}"'
+        yield hit_at(document, found.path, found=text, edits=(edit,))
 
 
 @Rule(

@@ -24,10 +24,10 @@ from zerofit.checking.rule import (
     ignored,
 )
 from zerofit.checking.rules.deepspeed.early_reads import early_reads_of
-from zerofit.checking.rules.deepspeed.values import MICRO, STEPS, TRAIN
+from zerofit.checking.rules.deepspeed.values import MICRO, STEPS, TRAIN, corrected_paths
 from zerofit.checking.rules.script.hits import hit
 from zerofit.checking.situation import known
-from zerofit.configs.document import SetValue, say
+from zerofit.configs.document import SetValue, say, show
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route, is_literal
 from zerofit.core.errors import nearest
@@ -104,11 +104,19 @@ def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iter
 def _values_differ(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.arguments, situation.file
     ranks = None if situation.topology is None else situation.topology.world_size
+    corrected = corrected_paths(situation)
     for path, names, said in (*_compared(trainer), *_global_batch(trainer, ranks)):
         if file.value(*path) in (None, "auto", said.value) or not _is_parsed(said.value):
             continue
+        if path in corrected:
+            continue
         is_said = any(trainer.find(name) is not None for name in names)
         fix = f'write {".".join(path)}: "auto"'
+        if _is_quoted(file.value(*path), said.value):
+            fix = f"write {show(said.value)} without quotes"
+            edit = SetValue(document=file.name, path=path, value=said.value)
+            yield hit_at(file, path, said.text, fix=fix, edits=(edit,), confidence=said.confidence)
+            continue
         if path[0] in _SIZES and any(early_reads_of(situation)):
             yield hit_at(file, path, said.text, fix=_without_auto(path[0], names), confidence=said.confidence)
             continue
@@ -202,6 +210,11 @@ def _global_batch(
         text = f"{size.text}, {steps.text} and {ranks} rank{'s' * (ranks > 1)}"
         product = replace(size, value=size.value * steps.value * ranks, text=text)
         yield ("train_batch_size",), ("per_device_train_batch_size", STEPS), product
+
+
+def _is_quoted(text: Any, value: Any) -> bool:
+    """Return True for a boolean that the file has as text: "true" for true."""
+    return isinstance(text, str) and isinstance(value, bool) and text.strip().lower() == str(value).lower()
 
 
 def _is_parsed(value: Any) -> bool:
