@@ -33,7 +33,7 @@ _MATRICES = {
 """The matrices by their names in the model families; other names count nothing."""
 _RMS_NORM_FAMILIES = frozenset({"t5", "mt5", "longt5", "umt5"})
 """Families with RMS norms though their feed-forward blocks have no gate."""
-_GELU_NEW_FAMILIES = frozenset({"gpt2", "gpt_neo", "codegen", "gptj", "gpt_bigcode", "phi"})
+_GELU_NEW_FAMILIES = frozenset({"gpt2", "gpt_neo", "codegen", "gptj", "gpt_bigcode"})
 """Families whose activation is written in Python, so that each of its operators saves a tensor.
 Source: transformers/activations.py, NewGELUActivation (5.23)."""
 _FUSED_QUERY_FAMILIES = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "codegen", "bloom", "falcon", "phi3"})
