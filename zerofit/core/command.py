@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+"""The start of a shell's VAR=value."""
+SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".sbatch", ".slurm", ".pbs", ".lsf")
+_SHEBANG = re.compile(rb"#!\s*\S*/(env\s+)?(ba|z|k|da)?sh\b")
 
 
 def is_literal(value: str | None) -> bool:
@@ -14,6 +20,11 @@ def is_literal(value: str | None) -> bool:
 def is_truth(word: str) -> bool:
     """Return True for true, false and similar, which somebody may write after a switch."""
     return word.lower() in ("true", "false", "yes", "no", "1", "0")
+
+
+def is_shell_script(name: str, data: bytes) -> bool:
+    """Return True if a file is a shell script or a batch job, by its name or its first line."""
+    return name.lower().endswith(SHELL_SUFFIXES) or _SHEBANG.match(data) is not None
 
 
 class Route(StrEnum):

@@ -111,15 +111,23 @@ def dataclass_fields(tree: ast.Module) -> frozenset[str] | None:
         return None
     own = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     fields: set[str] = set()
-    for call in parsers:
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        for argument in given:
-            for elt in argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,):
-                found = _fields_of(ast.unparse(elt), own, depth=0)
-                if found is None:
-                    return None
-                fields |= found
+    for name in classes_of_parsers(tree):
+        found = _fields_of(name, own, depth=0)
+        if found is None:
+            return None
+        fields |= found
     return frozenset(fields) if fields else None
+
+
+def classes_of_parsers(tree: ast.Module) -> set[str]:
+    """Return the dataclasses that HfArgumentParser is made for, as written."""
+    return {
+        ast.unparse(elt)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "HfArgumentParser"
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for elt in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
+    }
 
 
 def _fields_of(name: str, own: dict[str, ast.ClassDef], *, depth: int) -> set[str] | None:

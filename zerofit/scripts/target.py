@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.core.command import ASSIGNMENT, is_shell_script
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.secrets import shell_words
 
@@ -56,9 +56,6 @@ def check_script(target: tuple[str, ...]) -> None:
     )
 
 
-_SHELL = re.compile(rb"#!\s*\S*/(env\s+)?(ba|da|k|z)?sh\b")
-
-
 def _check_is_python(path: Path) -> None:
     """Check that a file is neither a notebook, whose JSON is valid Python, nor a shell script."""
     if path.suffix == ".ipynb":
@@ -70,8 +67,8 @@ def _check_is_python(path: Path) -> None:
             fix=f"`jupyter nbconvert --to script {path}` writes {path.with_suffix('.py')}: name that file",
         )
     with path.open("rb") as file:
-        is_shell = _SHELL.match(file.readline(200)) is not None
-    if is_shell or path.suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+        first_line = file.readline(200)
+    if is_shell_script(path.name, first_line):
         raise UserError(
             "script-is-of-a-shell",
             "a shell script is not a Python script",
@@ -84,12 +81,11 @@ def _check_is_python(path: Path) -> None:
 
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh", "source", "sbatch")
 """Commands that run a file of command lines."""
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 def _refuse_shell(target: tuple[str, ...]) -> None:
     """Check that a target is no shell with its file, such as `bash run.sh`."""
-    words = [*dropwhile(_ASSIGNMENT.match, target)]
+    words = [*dropwhile(ASSIGNMENT.match, target)]
     if not words or os.path.basename(words[0]) not in _SHELLS:
         return
     file = next((word for word in words[1:] if os.path.isfile(word)), None)

@@ -13,29 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _HEADER = re.compile(r"#SBATCH\s+(\S.*)")
-_SHORT = {
-    "A": "account",
-    "c": "cpus-per-task",
-    "C": "constraint",
-    "D": "chdir",
-    "e": "error",
-    "G": "gpus",
-    "J": "job-name",
-    "N": "nodes",
-    "n": "ntasks",
-    "o": "output",
-    "p": "partition",
-    "q": "qos",
-    "t": "time",
-    "w": "nodelist",
+SHORT_NAMES = {
+    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus",
+    "H": "hold", "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit",
+    "S": "core-spec", "W": "wait", "a": "array", "b": "begin", "c": "cpus-per-task", "d": "dependency",
+    "e": "error", "i": "input", "k": "no-kill", "m": "distribution", "n": "ntasks", "o": "output",
+    "p": "partition", "q": "qos", "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist",
     "x": "exclude",
-}
-"""Long names of sbatch's and srun's options. Source: https://slurm.schedmd.com/sbatch.html"""
+}  # fmt: skip
+"""sbatch(1), 22.05 to 25.05: one-letter options by the names that srun shares where a job needs them."""
 _HETEROGENEOUS = re.compile(r"#SBATCH\s+(hetjob|packjob)")
 _OWN_CODE = re.compile(
     r"\bexport\s+-f\b|^[^#\n]*\b(srun|ssh|mpirun|pdsh)\b[^\n]*(\$\{?0\b|BASH_SOURCE)", re.MULTILINE
 )
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
+_GPU_GRES = re.compile(r"gpu(?::([\w.-]+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +108,19 @@ def _gpus(option: JobOption) -> int | None:
     if option.name != "gres":
         match = _GPUS.fullmatch(value)
         return None if match is None else int(match[1])
-    parts = [part.split(":") for part in value.split(",") if part.split(":")[0] in ("gpu", "gres/gpu")]
-    if len(parts) != 1 or "$" in value:
-        return None
-    last = parts[0][-1]
-    return int(last) if last.isdecimal() else 1
+    counts = gpus_in(value)
+    return counts[0] if len(counts) == 1 and "$" not in value else None
+
+
+def gpus_in(gres: str) -> list[int]:
+    """Return the GPUs that each part of a --gres asks for: [8] for "gpu:a100:8,nvme:1"."""
+    found = []
+    for part in gres.split(","):
+        match = _GPU_GRES.fullmatch(part.removeprefix("gres/").strip().replace("=", ":"))
+        if match is not None:  # "gpu:8" has its number where others have a type
+            number = match[2] or (match[1] if (match[1] or "").isdecimal() else None)
+            found.append(int(number or 1))
+    return found
 
 
 def batch_job(text: str, *, name: str, first_line: int = 1, is_literal: bool = True) -> BatchJob | None:
@@ -163,9 +163,9 @@ def job_options(words: list[str], *, place: Place | None = None) -> Iterator[Job
         name, equals, value = word.lstrip("-").partition("=")
         text, found = word, value if equals else None
         if not word.startswith("--"):
-            if not word.startswith("-") or word[1:2] not in _SHORT:
+            if not word.startswith("-") or word[1:2] not in SHORT_NAMES:
                 continue
-            name, found = _SHORT[word[1]], word[2:].removeprefix("=") or None
+            name, found = SHORT_NAMES[word[1]], word[2:].removeprefix("=") or None
         if found is None and rest and not rest[0].startswith("-"):
             found, words = rest[0], rest[1:]
             text = f"{word} {found}"

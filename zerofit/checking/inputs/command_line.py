@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.launcher_flags import TORCH_LAUNCH, flags_of
 from zerofit.checking.inputs.programs import (
-    ASSIGNMENT,
     PYTHON,
     RUNNERS,
     program_of,
@@ -18,7 +17,7 @@ from zerofit.checking.inputs.programs import (
 )
 from zerofit.checking.situation import RunSettings
 from zerofit.configs.schema import ValueKind
-from zerofit.core.command import Flag, LaunchCommand, Launcher, is_literal
+from zerofit.core.command import ASSIGNMENT, Flag, LaunchCommand, Launcher, is_literal
 from zerofit.core.overrides import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage

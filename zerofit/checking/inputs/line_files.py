@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.shell_lines import WrittenFile, shell_lines
+from zerofit.core.command import is_shell_script
 from zerofit.core.setting import Place
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from zerofit.checking.inputs.shell_lines import ShellLine
 
-_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".sbatch", ".slurm", ".pbs", ".lsf", ".ipynb")
-_SHEBANG = re.compile(rb"#!\s*\S*(/|/env\s+)(ba|z|k|da)?sh\b")
 _SHELL_CELL = re.compile(r"%%(?:bash|sh|shell|script\s+(?:ba|z)?sh)\b[^\n]*\n?")
 _WRITING_CELL = re.compile(r"%%(?:writefile|file)\s+(\S+)[^\n]*\n?")
 _SHELL_LINE = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?!+(?=[^=!\s])")
@@ -27,7 +26,7 @@ _CONTINUED = re.compile(r"\\[ \t]*$")
 
 def has_lines(name: str, data: bytes) -> bool:
     """Return True if a file has command lines, by its name or its first line."""
-    return name.lower().endswith(_SUFFIXES) or _SHEBANG.match(data) is not None
+    return name.lower().endswith(".ipynb") or is_shell_script(name, data)
 
 
 def lines_of_file(name: str, text: str) -> tuple[ShellLine, ...]:

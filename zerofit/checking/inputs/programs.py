@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.core.command import ASSIGNMENT, SHELL_SUFFIXES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
 LAUNCHERS = ("accelerate", "zerofit", "accelerate-launch", "torchrun", "deepspeed", "deepspeed.pt")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
@@ -244,5 +245,5 @@ def file_of_shell(words: Sequence[str]) -> str | None:
     if not rest:
         return None
     if program_of(rest[0]) not in _READERS:
-        return rest[0] if rest[0].endswith((".sh", ".bash", ".sbatch", ".slurm")) else None
+        return rest[0] if rest[0].endswith(SHELL_SUFFIXES) else None
     return next((word for word in rest[1:] if not word.startswith("-") and "." in word), None)

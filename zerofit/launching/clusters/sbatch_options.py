@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from zerofit.checking.inputs.batch_jobs import SHORT_NAMES, gpus_in
 from zerofit.core.errors import nearest
 from zerofit.core.units import GIB, MIB
 from zerofit.launching.clusters.scheduler_options import (
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 
     from zerofit.launching.clusters.job import Resources
 
-_SHORT = {
-    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus",
-    "H": "hold", "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit",
-    "S": "core-spec", "W": "wait", "a": "array", "b": "begin", "c": "cpus-per-task", "d": "dependency",
-    "e": "error", "i": "input", "k": "no-kill", "m": "distribution", "n": "ntasks", "o": "output",
-    "p": "partition", "q": "qos", "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist",
-    "x": "exclude",
-}  # fmt: skip
-"""sbatch(1), 22.05 to 25.05: one-letter options."""
 _NO_VALUE = frozenset(
     ("contiguous", "hold", "overcommit", "reboot", "spread-job", "use-min-nodes", "verbose")
 )
@@ -100,7 +92,6 @@ _REPLACED = {
 """Options of the user's, and the one of zerofit's that each replaces."""
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _GPUS_OF_NODE = re.compile(r"(?:[\w.-]+:)?(\d+)")
-_GPU_GRES = re.compile(r"gpu(?::([\w.-]+))?(?::(\d+))?")
 _SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 """sbatch(1), --mem: megabytes if no unit is given."""
 
@@ -119,7 +110,7 @@ def parse_sbatch_options(
     """
     found: dict[str, str | None] = {}
     for typed in parse_options(texts):
-        name = _SHORT.get(typed.name, typed.name)
+        name = SHORT_NAMES.get(typed.name, typed.name)
         option = SchedulerOption(name=name, value=typed.value)
         if name in found:
             raise refused(str(typed), why=f"--{name} is given twice", fix="leave one of them out")
@@ -161,7 +152,7 @@ def unknown_to_sbatch(options: Iterable[str]) -> list[str]:
 def replaced_by(options: Mapping[str, str | None]) -> dict[str, str]:
     """Return the options of zerofit's that the user's replace, with the user's."""
     replaced = {_REPLACED[name]: name for name in options if name in _REPLACED}
-    return replaced | ({"gpus-per-node": "gres"} if _gpus_in(options.get("gres") or "") else {})
+    return replaced | ({"gpus-per-node": "gres"} if gpus_in(options.get("gres") or "") else {})
 
 
 def _check(option: SchedulerOption) -> None:
@@ -179,22 +170,11 @@ def _check(option: SchedulerOption) -> None:
         )
 
 
-def _gpus_in(gres: str) -> list[int]:
-    """Return the GPUs that each part of a --gres asks for: [8] for "gpu:a100:8,nvme:1"."""
-    found = []
-    for part in gres.split(","):
-        match = _GPU_GRES.fullmatch(part.removeprefix("gres/").strip().replace("=", ":"))
-        if match is not None:  # "gpu:8" has its number where others have a type
-            number = match[2] or (match[1] if (match[1] or "").isdecimal() else None)
-            found.append(int(number or 1))
-    return found
-
-
 def _check_gpus(option: SchedulerOption, gpus_per_node: int) -> None:
     """Check that an option asks for the GPUs of the plan, if it asks for any."""
     value, counts = option.value or "", []
     if option.name == "gres":
-        counts = _gpus_in(value)
+        counts = gpus_in(value)
     elif option.name == "gpus-per-node":
         counts = [int(match[1]) if (match := _GPUS_OF_NODE.fullmatch(value)) else 0]
     if counts and sum(counts) != gpus_per_node:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
-from zerofit.scripts.flag_names import dataclass_fields
+from zerofit.scripts.flag_names import classes_of_parsers, dataclass_fields
 from zerofit.scripts.source import names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.config_reads import find_early_reads
@@ -74,14 +74,7 @@ def _parses_plain_arguments(tree: ast.Module) -> bool:
         if alias.name in names.PLAIN_ARGUMENTS
     } | {f"transformers.{name}" for name in names.PLAIN_ARGUMENTS}
     own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    parsed = {
-        ast.unparse(elt)
-        for call in nodes
-        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "HfArgumentParser"
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
-        for elt in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else (argument,))
-    }
-    return bool(parsed & (imported - own))
+    return bool(classes_of_parsers(tree) & (imported - own))
 
 
 def _read_uncalled_code(reading: Reading, tree: ast.Module) -> None:
