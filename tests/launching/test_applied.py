@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 from parallel_dimensions import ranks_of, script
-from runs import SCRIPTS, Launch, Run, run_command
+from runs import SCRIPTS, Launch, Run, run_command, stock_launcher
 from small_runs import PLAN
 
 from zerofit.core.plan import Topology, plan_to_json
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 
 APPLIED = str(SCRIPTS / "applied.py")
-ACCELERATE = ("-m", "accelerate.commands.launch", "--mixed_precision=no", "--dynamo_backend=no")
+ACCELERATE = (*stock_launcher()[1:], "--mixed_precision=no", "--dynamo_backend=no")
 ACCELERATE += ("--num_machines=1", "--num_processes=2", "--multi_gpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 WHOLE = {1: [1.0914454, 1.1068723, 1.1075249], 2: [1.0922952, 1.0836997, 1.1320629]}

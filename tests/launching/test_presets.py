@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from example_runs import (
     trainer_example,
     trainer_losses,
 )
-from runs import ROOT, SCRIPTS, Launch, run_command
+from runs import ROOT, SCRIPTS, Launch, run_command, stock_launcher
 
 from zerofit.core.presets import PRESETS
 from zerofit.core.strategy import OffloadDevice
@@ -67,7 +66,7 @@ def test_each_preset_trains_without_zerofit(route: str, tmp_path: Path) -> None:
         "--mixed_precision",
         "no",
     )
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags, str(SCRIPTS / "stock_presets.py")]
+    command = [*stock_launcher(), *flags, str(SCRIPTS / "stock_presets.py")]
     run = run_command([*command, route, *FILES], tmp_path, DS_ACCELERATOR="cpu")
     assert run.exit_code == 0, run.stderr
     losses = json.loads((tmp_path / "losses.json").read_text())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from runs import ROOT, SCRIPTS, Launch, Run, run_command
+from runs import ROOT, SCRIPTS, Launch, Run, run_command, stock_launcher
 
 TOKENS = str(SCRIPTS / "token_trainer.py")
 ONE_BIG_BATCH = [
@@ -29,7 +28,7 @@ def steps(run: Run) -> list[tuple[float, ...]]:
 def test_stock_deepspeed_drops_the_scripts_optimizer_and_makes_the_loss_too_large(tmp_path: Path) -> None:
     config = str(ROOT / "ds_configs" / "ds_z2.json")
     flags = f"--use_deepspeed --deepspeed_config_file={config} --num_processes=1 --num_machines=1"
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--mixed_precision=no"]
+    command = [*stock_launcher(), *flags.split(), "--mixed_precision=no"]
     on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     found = steps(run_command([*command, TOKENS, "4", "2", "own"], tmp_path, **on_cpu).check())
     assert [step[2] for step in found] == pytest.approx([0.1, 0.2 / 3, 0.1 / 3])  # of TrainingArguments

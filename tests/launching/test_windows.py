@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ROOT, SCRIPTS, run_command
+from runs import ROOT, SCRIPTS, run_command, stock_launcher
 
 SCRIPT = str(SCRIPTS / "windows.py")
 Shown = dict[str, dict[str, Any]]
@@ -109,7 +109,7 @@ def stock(folder: Path) -> Shown:
     """Plain accelerate under ZeRO-2."""
     (folder / "ds_configs").symlink_to(ROOT / "ds_configs")
     flags = "--config_file ds_configs/accelerate_z2.yaml --num_processes 2 --mixed_precision no"
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split()]
+    command = [*stock_launcher(), *flags.split()]
     loops = (*SILENTLY_WRONG, *FAILS)
     return _shown(command, folder, loops, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from accelerate.test_utils import scripts
-from runs import ROOT, environment
+from runs import ROOT, environment, stock_launcher
 
 MEASURED = ROOT / "tests" / "evidence" / "measured" / "accelerate_programs.json"
 _FOLDER = Path(scripts.__file__).parent
 _PROGRAMS = sorted(file.relative_to(_FOLDER).as_posix() for file in _FOLDER.rglob("test_*.py"))
-_STOCK = ("accelerate.commands.launch", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
-_OURS = ("zerofit", "launch", "--cpu", "--engine", "native")
+_STOCK = ("--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
+_OURS = (sys.executable, "-m", "zerofit", "launch", "--cpu", "--engine", "native")
 _LIMIT_S = 90
 _NO_END = f"no end in {_LIMIT_S} s"
 _WORDS = 160
@@ -26,7 +26,7 @@ _WORDS = 160
 def _ended(launcher: tuple[str, ...], program: str, folder: Path, **more: str) -> tuple[int | str, str]:
     """Return the exit code of a program, or that it did not end, and what stderr says last."""
     folder.mkdir(parents=True)
-    command = (sys.executable, "-m", *launcher, str(_FOLDER / program))
+    command = (*launcher, str(_FOLDER / program))
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -58,7 +58,7 @@ def test_all_programs(tmp_path: Path) -> None:
         for num_ranks in (1, 2):
             folder = tmp_path / f"{program}-{num_ranks}"
             ranks = "--multi_gpu" if num_ranks > 1 else "--cpu"
-            stock = (*_STOCK, ranks, f"--num_processes={num_ranks}")
+            stock = (*stock_launcher(), *_STOCK, ranks, f"--num_processes={num_ranks}")
             ours = (*_OURS, "--num-processes", str(num_ranks))
             code, _ = _ended(stock, program, folder / "accelerate", ACCELERATE_USE_CPU="true")
             own_code, why = _ended(ours, program, folder / "zerofit")

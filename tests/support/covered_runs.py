@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runs import ROOT, run_command
+from runs import ROOT, run_command, stock_launcher
 
 SCRIPT = ROOT / "tests" / "semantics" / "scripts" / "covered.py"
 NUM_STEPS, RESUMED_AFTER, SAMPLES_PER_PASS = 6, 3, 8
@@ -99,7 +99,7 @@ def train_by_itself(case: Case, model: Path, folder: Path) -> Trained:
     flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --mixed_precision=no --dynamo_backend=no"
     gloo = ("--ddp-backend", "gloo") if num_ranks > 1 and case.route == "trainer" else ()
     arguments = (*case.arguments(by_itself=True), *gloo, "--keep-start")
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", *flags.split())
+    launcher = (*stock_launcher(), *flags.split())
     run = run_command(
         (*launcher, str(SCRIPT), "--model", str(model), *arguments), folder, ACCELERATE_USE_CPU="true"
     ).check()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from runs import ROOT, Run, run_command
+from runs import ROOT, Run, run_command, stock_launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def train_by_itself(
     """Run the script by the stock `accelerate launch`, and return the folder of what it left."""
     ranks = "--multi_gpu" if num_ranks > 1 else "--cpu"
     flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --dynamo_backend=no"
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", *flags.split())
+    launcher = (*stock_launcher(), *flags.split())
     arguments = _arguments(edit, num_ranks, is_wide)
     command = (*launcher, f"--mixed_precision={precision}", str(SCRIPT), *arguments)
     run_command(command, folder, ACCELERATE_USE_CPU="true").check()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import ROOT, Run, run_command
+from runs import ROOT, Run, run_command, stock_launcher
 
 NUM_STEPS = 8
 GLOBAL_BATCH_SIZE = 8
@@ -48,7 +47,7 @@ def trainer_example(data_dir: Path, *, micro_batch_size: int) -> list[str]:
 def plain_accelerate_launch(target: list[str], folder: Path) -> Run:
     """Run the stock `accelerate launch` on one CPU process."""
     flags = "--num_processes=1 --num_machines=1 --mixed_precision=no --dynamo_backend=no --cpu"
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), *target]
+    command = [*stock_launcher(), *flags.split(), *target]
     return run_command(command, folder).check()
 
 

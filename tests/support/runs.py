@@ -17,11 +17,17 @@ from typed_flags import check_flags_were_typed
 
 from zerofit.core.rank_observation import read_observation
 from zerofit.launching.hang import dump_stacks
+from zerofit.machine.port import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "launching" / "scripts"
 RUN_TIMEOUT_S = 285
 """The first use of DeepSpeed's CPU Adam compiles it, which takes minutes on two cores."""
+
+
+def stock_launcher() -> tuple[str, ...]:
+    """Return how the stock `accelerate launch` is started, at a port that no other test's run takes."""
+    return (sys.executable, "-m", "accelerate.commands.launch", f"--main_process_port={free_port(0)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from records import Tolerance, Training, differences, read_training
-from runs import run_command
+from runs import run_command, stock_launcher
 
 HERE = Path(__file__).parents[1] / "semantics"
 _TRAINER = [
@@ -63,7 +63,7 @@ def run_plainly(script: str, folder: Path, *arguments: str, num_processes: int) 
     )
     # transformers takes NCCL for several ranks, whatever the device, unless it is told.
     gloo = ("--ddp_backend", "gloo") if num_processes > 1 and script.startswith("trainer") else ()
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", *flags.split())
+    launcher = (*stock_launcher(), *flags.split())
     return _run(launcher, script, folder, (*arguments, *gloo), ACCELERATE_USE_CPU="true", RECORD_ENDS="1")
 
 
@@ -71,7 +71,7 @@ def run_by_stock_deepspeed(script: str, folder: Path, *arguments: str) -> Ended:
     """Run a script under ZeRO-2 by the stock `accelerate launch`, which has one process alone on the CPU."""
     flags = "--num_processes=1 --num_machines=1 --mixed_precision=no --dynamo_backend=no --use_deepspeed"
     config = f"--deepspeed_config_file={HERE.parents[1] / 'ds_configs' / 'ds_z2.json'}"
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", *flags.split(), config)
+    launcher = (*stock_launcher(), *flags.split(), config)
     return _run(launcher, script, folder, arguments, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
 
 
