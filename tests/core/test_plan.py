@@ -19,6 +19,7 @@ from zerofit.core.strategy import (
     OptimizerName,
     Precision,
     Quantization,
+    StateDictType,
     Strategy,
     ZeroStage,
 )
@@ -52,10 +53,13 @@ _FULL = Plan(
         lora=Lora(rank=8, alpha=16, dropout=0.05, target_modules=("q_proj", "v_proj")),
         checkpoint_every=3,
         quantization=Quantization.NF4,
+        quant_storage=Precision.BF16,
         tf32=True,
         liger=True,
         group_by_length=True,
         buckets=Buckets(reduce_bucket_size=1, sub_group_size=2),
+        reshard_after_forward=False,
+        state_dict_type=StateDictType.FULL,
     ),
     topology=Topology(num_nodes=2, world_size=16, on_cpu=False),
     machine=Machine(

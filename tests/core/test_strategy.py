@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from zerofit.core.strategy import Engine, Lora, OffloadDevice, Strategy, ZeroStage
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    Precision,
+    Strategy,
+    ZeroStage,
+    describe_strategy,
+)
 
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
 
@@ -43,6 +54,33 @@ def test_the_empty_strategy_changes_nothing_in_the_script() -> None:
         strategy.lora,
     )
     assert left_to_the_script == (None,) * 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "FSDP2"),
+        ({"reshard_after_forward": False}, "FSDP2 without resharding"),
+        ({"precision": Precision.BF16, "compile": True}, "FSDP2, bf16, compiled"),
+        ({"optimizer_offload": _CPU, "param_offload": _CPU}, "FSDP2, optimizer on cpu, parameters on cpu"),
+    ],
+)
+def test_fsdp2_in_a_few_words(fields: dict[str, Any], words: str) -> None:
+    assert describe_strategy(Strategy(engine=Engine.FSDP2, **fields)) == words
+
+
+@pytest.mark.parametrize(
+    ("world_size", "copies", "shards"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (6, 3, 2), (1, 1, 1)]
+)
+def test_hybrid_sharding_cuts_each_copy_over_the_ranks_that_share_it(
+    world_size: int, copies: int, shards: int
+) -> None:
+    assert Topology(world_size=world_size, dp_replicate_size=copies).dp_shard_size == shards
+
+
+def test_copies_must_divide_the_ranks() -> None:
+    with pytest.raises(ValueError, match="dp_replicate_size: 8 ranks do not divide into 3 copies"):
+        Topology(world_size=8, dp_replicate_size=3)
 
 
 def test_each_stage_partitions_more() -> None:

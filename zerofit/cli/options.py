@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
+_ENGINES = {engine.value: engine for engine in Engine if engine is not Engine.FSDP2}
+"""Without FSDP2, which `resolve` refuses."""
 _OPTIMIZER = Word("optimizer", OptimizerName)
 _ATTENTIONS = {
     name.replace("_", "-"): name
@@ -51,7 +53,7 @@ _START_OPTIONS = (
     click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
 _FIELD_OPTIONS = (
-    click.option("--engine", type=Word("engine", Engine), help="DeepSpeed, or PyTorch alone."),
+    click.option("--engine", type=Word("engine", _ENGINES), help="DeepSpeed, or PyTorch alone."),
     click.option(
         "--zero-stage",
         type=ZERO_STAGE,

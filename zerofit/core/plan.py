@@ -97,6 +97,9 @@ class Topology:
     """Stages that each of them holds: stage i is on rank i modulo pipeline_parallel_size."""
     stage_blocks: tuple[int, ...] = ()
     """Blocks of each stage; empty where they are shared by time alone."""
+    dp_replicate_size: int = 1
+    """FSDP2's hybrid sharding: copies of the sharded weights, as accelerate's
+    parallelism_config_dp_replicate_size. Consecutive ranks share a copy."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, *(field.name for field in dataclasses.fields(self) if field.type == "int"))
@@ -111,6 +114,11 @@ class Topology:
         if self.world_size % self.sample_group_size:
             raise ValueError(
                 f"world_size: {self.world_size} ranks are no whole groups of {self.sample_group_size}"
+            )
+        if self.num_replicas % self.dp_replicate_size:
+            raise ValueError(
+                f"dp_replicate_size: {self.num_replicas} ranks do not divide into "
+                f"{self.dp_replicate_size} copies"
             )
 
     @property
@@ -137,6 +145,11 @@ class Topology:
     def num_replicas(self) -> int:
         """Ranks that train the same weights: over them gradients are summed, and ZeRO partitions."""
         return self.world_size // (self.tensor_parallel_size * self.pipeline_parallel_size)
+
+    @property
+    def dp_shard_size(self) -> int:
+        """Ranks that FSDP2 shards one copy of the weights over (accelerate's dp_shard_size)."""
+        return self.num_replicas // self.dp_replicate_size
 
     @property
     def ranks_per_node(self) -> int:
@@ -231,7 +244,7 @@ def plan_to_json(plan: Plan) -> str:
 def topology_fields(topology: Topology) -> dict[str, Any]:
     """Return the topology for a file; sizes of unused parallelism are left out."""
     document = dataclasses.asdict(topology)
-    for name in GROUP_FLAGS:
+    for name in (*GROUP_FLAGS, "dp_replicate_size"):
         if document[name] == 1:
             del document[name]
     if not document["stage_blocks"]:

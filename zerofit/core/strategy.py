@@ -14,6 +14,17 @@ class Engine(StrEnum):
     NATIVE = "native"
     """PyTorch: one process, or DistributedDataParallel over several."""
     DEEPSPEED = "deepspeed"
+    FSDP2 = "fsdp2"
+    """torch's fully_shard, as accelerate applies it (fsdp_version 2)."""
+
+
+class StateDictType(StrEnum):
+    """How FSDP2 saves weights and optimizer states, in accelerate's words (fsdp_state_dict_type)."""
+
+    FULL = "FULL_STATE_DICT"
+    """Rank 0 gathers whole tensors and writes one file."""
+    SHARDED = "SHARDED_STATE_DICT"
+    """Each rank writes its shards (torch.distributed.checkpoint)."""
 
 
 class ZeroStage(IntEnum):
@@ -148,9 +159,10 @@ class Strategy:
     zero_stage: ZeroStage = ZeroStage.NOTHING
     """States partitioned over the data-parallel ranks; above 0 only with DeepSpeed."""
     optimizer_offload: OffloadDevice = OffloadDevice.NONE
-    """Where optimizer states and fp32 master weights are stored, and where the step runs."""
+    """Where optimizer states and fp32 master weights are stored, and where the step runs. FSDP2's offload
+    moves both: there it equals param_offload."""
     param_offload: OffloadDevice = OffloadDevice.NONE
-    """Where each rank's parameter shard is stored between uses; ZeRO-3 only."""
+    """Where each rank's parameter shard is stored between uses; ZeRO-3 and FSDP2 only."""
     nvme_path: str | None = None
     """Folder on the NVMe disk for data offloaded to nvme."""
     pin_memory: bool = True
@@ -179,6 +191,9 @@ class Strategy:
     """Adapters that train in place of the weights."""
     quantization: Quantization | None = None
     """Format of the frozen base weights under adapters."""
+    quant_storage: Precision | None = None
+    """The dtype that 4-bit weights are stored in, as transformers' bnb_4bit_quant_storage; None is uint8,
+    which FSDP2 does not shard."""
     tf32: bool | None = None
     """True if fp32 matrix products use tf32 on tensor cores."""
     liger: bool = False
@@ -187,6 +202,11 @@ class Strategy:
     """True if batches contain samples of similar length."""
     buckets: Buckets = field(default_factory=Buckets)
     """ZeRO's buffer sizes."""
+    reshard_after_forward: bool = True
+    """FSDP2: True if a unit's gathered weights are freed after its forward pass and gathered again for the
+    backward pass, as under ZeRO-3; False keeps them, as under ZeRO-2."""
+    state_dict_type: StateDictType = StateDictType.SHARDED
+    """FSDP2: what a checkpoint holds; accelerate's default for version 2."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "micro_batch_size", "gradient_accumulation_steps", "checkpoint_every")
@@ -216,6 +236,8 @@ def describe_strategy(strategy: Strategy) -> str:
     """Return a strategy in a few words."""
     if strategy.engine is Engine.NATIVE:
         words = ["PyTorch without DeepSpeed"]
+    elif strategy.engine is Engine.FSDP2:
+        words = ["FSDP2" if strategy.reshard_after_forward else "FSDP2 without resharding"]
     else:
         words = [f"DeepSpeed ZeRO-{strategy.zero_stage.value}"]
     if strategy.optimizer_offload is not OffloadDevice.NONE:

@@ -148,7 +148,7 @@ class Tuning(Trials):
         if best is None:
             return None
         strategy = best.plan.strategy
-        name = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
+        name = "zero_stage" if strategy.engine is Engine.DEEPSPEED else "engine"
         num_measured = sum(tried.result.end is TrialEnd.MEASURED for tried in self.tried)
         reason = Reason(
             field=name,

@@ -105,7 +105,9 @@ def _engine(plan: Plan) -> Iterator[Row]:
     says, runs = own or _plain(plan), _plain(plan)
     if strategy.engine is Engine.DEEPSPEED:
         runs = f"DeepSpeed ZeRO-{strategy.zero_stage.value}"
-    if strategy.engine is Engine.DEEPSPEED or (own and says != runs):
+    elif strategy.engine is Engine.FSDP2:
+        runs = "FSDP2"
+    if strategy.engine is not Engine.NATIVE or (own and says != runs):
         yield Row(what="engine", script_says=says, runs=runs, why=why_of(plan, "zero_stage", "engine"))
 
 

@@ -31,6 +31,8 @@ def least_gradient_bytes(
     if not keeps_gradients(strategy):
         return 0
     trained = _trained(strategy, model) * topology.num_replicas // topology.world_size
+    if strategy.engine is Engine.FSDP2:
+        return trained * weight_bytes // topology.dp_shard_size
     if strategy.engine is Engine.NATIVE:
         return trained * weight_bytes
     return trained * (4 if strategy.precision in (None, Precision.FP32) else 2)
@@ -65,6 +67,9 @@ def least_state_bytes(
         in_stages = topology.pipeline_parallel_size > 1
         buckets = weight_bytes if ranks > 1 and not in_stages else 0  # DistributedDataParallel's
         return weights * (2 if in_16_bit else weight_bytes) + trained * (states * weight_bytes // 4 + buckets)
+    if strategy.engine is Engine.FSDP2:
+        shards = weights * weight_bytes + trained * states * weight_bytes // 4
+        return 0 if strategy.offloads else shards // topology.dp_shard_size
     width = 4 if precision is Precision.FP32 else 2
     total_weights = weights * width
     master = trained * (4 + states)
@@ -86,7 +91,7 @@ def _trained(strategy: Strategy, model: ModelFacts) -> int:
 
 
 def keeps_gradients(strategy: Strategy) -> bool:
-    """Return True if each rank holds every gradient until the step: none are partitioned or offloaded."""
+    """Return True if gradients stay on each GPU until the step: ZeRO neither partitions nor offloads them."""
     return strategy.zero_stage < ZeroStage.GRADIENTS and not strategy.offloads
 
 

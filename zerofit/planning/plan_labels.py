@@ -28,6 +28,9 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
         schedule = "1F1B" if topology.pipeline_parallel_size > 1 else "DDP"
         schedule = "interleaved 1F1B" if topology.is_interleaved else schedule
         words = [schedule if topology.world_size > 1 else "one GPU"]
+    elif strategy.engine is Engine.FSDP2:
+        words = ["FSDP2" if strategy.reshard_after_forward else "FSDP2 without resharding"]
+        words += [f"{topology.dp_replicate_size} copies"] if topology.dp_replicate_size > 1 else []
     else:
         words = [f"ZeRO-{strategy.zero_stage.value}"]
     words += [f"{short} {size}" for short, size in group_sizes(topology)]
@@ -86,7 +89,7 @@ def frozen_words(freeze: tuple[str, ...]) -> str:
 
 def kind_label(strategy: Strategy, topology: Topology) -> str:
     """Return where a strategy stores the model states: "ZeRO-3, optimizer on cpu"."""
-    names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
+    names = ("engine", "zero_stage", "optimizer_offload", "param_offload", "reshard_after_forward")
     return label(Strategy(**{name: getattr(strategy, name) for name in names}), topology)
 
 

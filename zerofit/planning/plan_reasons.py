@@ -107,7 +107,7 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
 
     yield from _of_script(strategy, problem)
     if is_open("engine") and is_open("zero_stage"):
-        field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
+        field = "zero_stage" if strategy.engine is Engine.DEEPSPEED else "engine"
         yield _chosen(strategy, field, _why_kind(head, found, problem))
     yield from _of_groups(problem)
     yield from reasons_by_flag(problem.spec)
