@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, Trace
 
 if TYPE_CHECKING:
-    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.core.allocation_log import AllocationLog, TraceRequest
     from zerofit.models.trace.raw import RawLog
 
 _TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 64}
@@ -121,6 +121,28 @@ def tiny(name: str, num_layers: int) -> tuple[Any, Any]:
     layers = dict.fromkeys(_LAYER_KEYS.get(name, ("num_hidden_layers",)), num_layers)
     config = transformers.AutoConfig.for_model(model_type, **dimensions, **layers)
     return config, getattr(transformers, architecture)._from_config
+
+
+def run_sharded_once(
+    name: str, request: TraceRequest, *, num_layers: int = 2, samples: int = 4
+) -> AllocationLog:
+    """Return the log of one optimizer step under FSDP2 on fake tensors, as on CUDA, for this size alone."""
+    from zerofit.models.trace.affine import exact, to_allocation_log
+    from zerofit.models.trace.entry import describe, on_fake_tensors, with_shards
+    from zerofit.models.trace.fsdp2 import ShardedModel, as_rank_0
+    from zerofit.models.trace.prepare import prepare_model
+    from zerofit.models.trace.run import run_sharded_step
+
+    config, build = tiny(name, num_layers)
+    assert request.sharding is not None
+    with as_rank_0(request) as mesh, on_fake_tensors(name, request):
+        model = prepare_model(build, config, request)
+        skeleton = describe(model)
+        packs = request.quantization is not None
+        sharded = ShardedModel(model, mesh, request.sharding, keeps_formats=packs)
+        run_sharded_step(sharded, skeleton, samples, request, records=False)
+        raw = run_sharded_step(sharded, skeleton, samples, request, records=True)
+        return with_shards(to_allocation_log(exact(raw), skeleton, samples), sharded)
 
 
 def run_once(name: str, request: TraceRequest, *, num_layers: int = 2, samples: int = 3) -> RawLog:

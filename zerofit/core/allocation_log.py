@@ -30,6 +30,12 @@ class TensorKind(StrEnum):
     """Keys and values, or states, of earlier tokens, which a model keeps to generate the next one."""
     WORKSPACE = "kernel workspaces"
     """Scratch memory of a CUDA kernel, freed when the kernel ends."""
+    GATHERED = "gathered weights"
+    """Whole weights of an FSDP2 unit, from its all-gather to its reshard."""
+    GATHER_BUFFER = "all-gather buffer"
+    """Input and output of an FSDP2 unit's all-gather, until they are copied into its weights."""
+    REDUCE_BUFFER = "reduce-scatter buffers"
+    """Input of an FSDP2 unit's reduce-scatter, and its output if that is cast to another format."""
 
 
 class Event(IntEnum):
@@ -52,6 +58,10 @@ class Event(IntEnum):
     parameter."""
     FORWARD_ENDS = 7
     """The forward pass has returned the loss and the backward pass begins; the argument is 0."""
+    BACKWARD_ENDS = 9
+    """A micro-batch is over, in a log of an optimizer step; the argument is 0. 8 is raw.CALL."""
+    LAYERS_END = 10
+    """The backward pass has left all layers, and FSDP2 ends it; the argument is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +94,8 @@ class Storages:
     """Index in modules of the innermost module running when the storage was allocated; -1 if none was."""
     operators: tuple[int, ...]
     """Index in operators of the operator that allocated it."""
+    streams: tuple[int, ...] = ()
+    """Number of the CUDA stream that allocated it, 0 the default one; empty if all are on that."""
 
 
 COLLECTIVES = "collectives"
@@ -104,6 +116,8 @@ class CostKind(StrEnum):
     """Everything else: bound by the bytes it reads and writes."""
     EXCHANGE = "exchange"
     """A collective of the ranks that share samples: bound by the link between them."""
+    COLLECTIVE = "collective"
+    """A collective of FSDP2, which runs beside the computation; its bytes are those of its input."""
 
 
 class Pass(StrEnum):
@@ -133,8 +147,34 @@ class OperatorCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """What rank 0 holds of one parameter under FSDP2."""
+
+    shape: tuple[int, ...]
+    """Of the shard."""
+    num_elements: int
+    """With padding."""
+    bytes_per_element: int
+    """4 for weights that train in mixed precision: the shards are the master weights."""
+    unit: int
+    """Number of the unit that gathers it, in the order in which they are made; -1 if it is not sharded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """The allocations of a gathered state dict, as sizes of its blocks and their entries."""
+
+    sizes: tuple[int, ...] = ()
+    entries: tuple[int, ...] = ()
+    """block + 1 where it is allocated, -(block + 1) where it is freed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationLog:
-    """One forward and backward pass on one GPU, without the model's weights and the engine's buffers."""
+    """One forward and backward pass on one GPU, without the model's weights and the engine's buffers.
+
+    Under FSDP2 it is those of all micro-batches of an optimizer step, with what the engine allocates in them.
+    """
 
     least_micro_batch_size: int
     """Smallest micro-batch size that this log holds for."""
@@ -156,12 +196,19 @@ class AllocationLog:
     gradient_storages: tuple[int, ...]
     """The storage of each parameter's gradient; -1 if it gets none."""
     costs: tuple[OperatorCost, ...]
+    """Of one micro-batch."""
+    shards: tuple[Shard, ...] = ()
+    """Of each parameter under FSDP2; empty without it."""
+    save: Save = Save()
+    """Of a full state dict under FSDP2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """How 4-bit linear layers are built; the defaults are those of transformers with bitsandbytes."""
 
+    stored_in: Precision | None = None
+    """The dtype that packed weights are stored in; None for uint8."""
     two_levels: bool = True
     """True if the scales are quantized too (double quantization)."""
     with_head: bool = False
@@ -173,6 +220,25 @@ class Packing:
     """Format that a whole weight is unpacked to before it is cast to that of the inputs; None for theirs at
     once. bitsandbytes unpacks to the format that it packed from, which up to 0.42.0 was fp16 for all
     (nn/modules.py, Params4bit; autograd/_functions.py, MatMul4Bit)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How FSDP2 runs in a trace, as rank 0 of all ranks."""
+
+    shard_size: int
+    """Ranks that share one copy of the weights."""
+    copies: int = 1
+    """Copies of the sharded weights."""
+    reshard_after_forward: bool = True
+    precision: Precision | None = None
+    """accelerate's mixed precision; None is "no"."""
+    cpu_offload: bool = False
+    micro_batches: int = 1
+    """Forward passes of the traced optimizer step."""
+    syncs_each_batch: bool = False
+    """True if gradients are reduced after each of them, as accelerate's sync_each_batch does; else after the
+    last alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +275,8 @@ class TraceRequest:
     """Format of the frozen weights of linear layers."""
     packing: Packing = Packing()
     """How the quantized layers are made."""
+    sharding: Sharding | None = None
+    """How FSDP2 shards the model; None without it."""
     keeps_outputs: bool = True
     """True if the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
     does; Trainer drops them once it has the loss."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import Packing, TraceRequest
+from zerofit.core.allocation_log import Packing, Sharding, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import Engine, Precision, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
 from zerofit.planning.estimate.closed_form.uncertainty import closed_form_uncertainty
@@ -437,6 +437,8 @@ def trace_request_for(
         weights = Precision.FP32 if is_scaled else use.weights
         if precision is not Precision.FP32:
             weights, autocast = (precision if strategy.lora else weights), precision
+    elif strategy.engine is Engine.FSDP2:  # accelerate makes what trains fp32; a unit is gathered in 16 bit
+        weights = precision if strategy.lora else use.weights
     is_stage_3 = strategy.zero_stage is ZeroStage.PARAMETERS
     adapts = strategy.lora is not None or use.has_adapters
     casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
@@ -457,7 +459,8 @@ def trace_request_for(
         lora=strategy.lora,
         quantization=strategy.quantization,
         packing=Packing(
-            unpacks_to=use.weights if strategy.quantization and use.weights is not precision else None
+            stored_in=strategy.quant_storage,
+            unpacks_to=use.weights if strategy.quantization and use.weights is not precision else None,
         ),
         keeps_outputs=workload.keeps_outputs and stages == 1,  # a pipeline returns the loss alone
         saves_linear_inputs=is_stage_3 and is_frozen,
@@ -465,6 +468,19 @@ def trace_request_for(
         sequence_parallel_size=topology.sequence_parallel_size,
         pipeline_parallel_size=stages,
         stage_blocks=topology.stage_blocks,
+        sharding=_sharding(strategy, topology) if strategy.engine is Engine.FSDP2 else None,
+    )
+
+
+def _sharding(strategy: Strategy, topology: Topology) -> Sharding:
+    """Return how FSDP2 runs a step of a strategy: the micro-batches in the middle of a step are alike."""
+    return Sharding(
+        shard_size=topology.dp_shard_size,
+        copies=topology.dp_replicate_size,
+        reshard_after_forward=strategy.reshard_after_forward,
+        precision=strategy.precision,
+        cpu_offload=strategy.param_offload is OffloadDevice.CPU,
+        micro_batches=min(strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES),
     )
 
 

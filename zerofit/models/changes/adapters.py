@@ -175,7 +175,12 @@ def _heads_of(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 def _trains(parameter: Any) -> bool:
     """Return True if a weight is not frozen; quantized ones, which never have gradients, count as trained."""
-    return bool(parameter.requires_grad) or not parameter.is_floating_point()
+    return bool(parameter.requires_grad) or not parameter.is_floating_point() or packs_weights(parameter)
+
+
+def packs_weights(parameter: Any) -> bool:
+    """Return True for 4-bit weights stored in any dtype: bitsandbytes' own, or a trace's stand-ins."""
+    return type(parameter).__name__ == "Params4bit" or hasattr(parameter, "packs_weights")
 
 
 def _check_heads(model: Any, heads: tuple[str, ...]) -> None:

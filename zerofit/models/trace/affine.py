@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import AllocationLog, OperatorCost, Storages
+from zerofit.core.allocation_log import AllocationLog, Event, OperatorCost, Storages
 from zerofit.models.trace.raw import CALL, RawLog
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def to_allocation_log(log: AffineLog, skeleton: Skeleton, least: int) -> Allocat
     """
     pairs = [*zip(log.codes, log.arguments, strict=True)]
     events = [pair for pair in pairs if pair[0] != CALL]
-    counts = Counter(log.calls[argument] for code, argument in pairs if code == CALL)
+    of_last = [code for code, _ in pairs[:-1]]
+    start = len(of_last) - of_last[::-1].index(Event.BACKWARD_ENDS) if Event.BACKWARD_ENDS in of_last else 0
+    counts = Counter(log.calls[argument] for code, argument in pairs[start:] if code == CALL)
     return AllocationLog(
         least_micro_batch_size=least,
         modules=skeleton.modules,
@@ -114,6 +116,7 @@ def to_allocation_log(log: AffineLog, skeleton: Skeleton, least: int) -> Allocat
             bytes_per_sample=tuple(each for _, each in log.num_bytes),
             modules=tuple(log.modules),
             operators=tuple(log.operators),
+            streams=tuple(log.streams) if any(log.streams) else (),
         ),
         operators=tuple(log.operator_names),
         codes=bytes(code for code, _ in events),

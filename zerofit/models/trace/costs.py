@@ -24,6 +24,10 @@ _RECURRENT = {"mkldnn_rnn_layer": 1, "mkldnn_rnn_layer_backward": 2}
 """Products with both weights of an LSTM's layer in one call, by the operator of the CPU."""
 
 
+_OF_TORCH = "c10d"
+"""The namespace of torch's own collectives, whose last tensor is the input."""
+
+
 class CostBook:
     """Counts operations by PyTorch's registry of formulas (torch.utils.flop_counter)."""
 
@@ -73,9 +77,9 @@ class CostBook:
                 query = args["backward" in name]
                 seen, of = seen_share(query, is_causal=self._is_causal(function, args, kwargs))
                 flops = flops * seen // of
-        is_exchange = function.namespace == COLLECTIVES
+        is_exchange = function.namespace in (COLLECTIVES, _OF_TORCH)
         if is_exchange:
-            kind = CostKind.EXCHANGE
+            kind = CostKind.EXCHANGE if function.namespace == COLLECTIVES else CostKind.COLLECTIVE
         precision = self._precision(inputs or outputs)
         moved = sum(_touched(tensor) for tensor in (inputs[-1:] if is_exchange else (*inputs, *outputs)))
         return OperatorCall(operator, kind, during, precision, flops, moved)

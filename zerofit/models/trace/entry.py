@@ -19,13 +19,15 @@ from zerofit.models.meta_device import transformers_config
 from zerofit.models.trace.affine import difference, exact, fit, to_allocation_log
 from zerofit.models.trace.attention import flash_package
 from zerofit.models.trace.cache import key_of, read_trace, write_trace
+from zerofit.models.trace.fsdp2 import ShardedModel, ShardedRuns, as_rank_0, saved_whole
 from zerofit.models.trace.layer_parts import cut_layers
 from zerofit.models.trace.layers import find_stacks, shortened
+from zerofit.models.trace.packed import is_packed
 from zerofit.models.trace.parts import Absent, as_one_rank
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.raw import Skeleton
 from zerofit.models.trace.replicate import NotPeriodicError, replicate
-from zerofit.models.trace.run import collated, run_micro_batch
+from zerofit.models.trace.run import collated, run_micro_batch, run_sharded_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,7 +128,8 @@ def trace_made(
         UserError: the model can't run on fake tensors, or not with this request. Errors of zerofit's own
             code are passed on unchanged.
     """
-    with on_fake_tensors(name, replace(request, attention=request.attention or attention)):
+    requested = replace(request, attention=request.attention or attention)
+    with as_rank_0(request) as mesh, on_fake_tensors(name, requested):
         model = make_model()
         if request.tensor_parallel_size > 1:
             cut_layers(model, Absent(request.tensor_parallel_size))
@@ -138,9 +141,25 @@ def trace_made(
         def run(skeleton: Skeleton, samples: int) -> RawLog[int]:
             return run_micro_batch(model, skeleton, samples, request, feed=feed, loss=loss)
 
+        if mesh is not None:
+            runs = ShardedRuns(
+                model, mesh, request, partial(run_sharded_step, request=request, feed=feed, loss=loss)
+            )
+            run = runs.run
         with as_one_rank(model, request):
             tracing = Tracing(model, request, run, on_progress or (lambda _: None))
-            return tracing.trace(all_layers=all_layers)
+            trace = tracing.trace(all_layers=all_layers)
+        if mesh is None:
+            return trace
+        sharded = runs.shard(model)
+        return replace(trace, logs=tuple(with_shards(log, sharded) for log in trace.logs))
+
+
+def with_shards(log: AllocationLog, sharded: ShardedModel) -> AllocationLog:
+    """Return a log with what rank 0 holds of the whole model, and what a full state dict allocates."""
+    shards = sharded.shards()
+    of_parameters = tuple(shards[parameter.name] for parameter in log.parameters)
+    return replace(log, shards=of_parameters, save=saved_whole(sharded))
 
 
 @contextmanager
@@ -208,6 +227,7 @@ def describe(model: Any) -> Skeleton:
     numbers = {name: number for number, name in enumerate(names.values())}
     holders: dict[str, int] = {}
     embeddings: set[str] = set()
+    packed: set[str] = set()
     modules, held = [], []
     for index, (path, module) in enumerate(model.named_modules()):
         own = [names[id(parameter)] for parameter in module._parameters.values() if parameter is not None]
@@ -215,6 +235,8 @@ def describe(model: Any) -> Skeleton:
             holders.setdefault(name, index)
         if isinstance(module, torch.nn.Embedding):
             embeddings.update(own)
+        if is_packed(module):
+            packed.add(names[id(module.weight)])
         modules.append(path)
         held.append(tuple(numbers[name] for name in own))
     parameters = tuple(
@@ -226,7 +248,7 @@ def describe(model: Any) -> Skeleton:
             module=holders[name],
             shape=tuple(parameter.shape),
             is_embedding=name in embeddings,
-            is_packed=not parameter.dtype.is_floating_point,
+            is_packed=name in packed or not parameter.dtype.is_floating_point,
         )
         for name, parameter in model.named_parameters()
     )
@@ -256,7 +278,9 @@ class Tracing:
 
     def trace(self, *, all_layers: bool) -> Trace:
         """Return the logs of the whole model."""
-        for shift in () if all_layers else (0, 1):
+        # FSDP2 gathers the weights of the next layer, so that those beside other units differ.
+        shifts = (0, 1) if self.request.sharding is None else (1, 2)
+        for shift in () if all_layers else shifts:
             self.stacks = find_stacks(self.model, shift)
             if not self.stacks:
                 break

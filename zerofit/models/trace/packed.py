@@ -53,6 +53,11 @@ def packs_in_4_bit(module: Any) -> bool:
     )
 
 
+def is_packed(module: Any) -> bool:
+    """Return True if a module is one of the packed layers here."""
+    return hasattr(module, "computes_in")
+
+
 def packed_like(module: Any, packing: Packing) -> Any:
     """Return a packed layer that replaces torch's Linear or transformers' Conv1D."""
     from transformers.pytorch_utils import Conv1D
@@ -64,6 +69,7 @@ def packed_like(module: Any, packing: Packing) -> Any:
         module.bias,
         module.weight.dtype,
         has_two_levels=packing.two_levels,
+        stored_in=torch_dtype(packing.stored_in) if packing.stored_in else None,
         saves_inputs=packing.saves_inputs,
         unpacks_to=torch_dtype(packing.unpacks_to) if packing.unpacks_to else None,
     )
@@ -84,6 +90,7 @@ def packed_as(layer: Any, bias: Any) -> Any:
         bias,
         layer.compute_dtype,
         has_two_levels=has_two_levels,
+        stored_in=layer.weight.dtype if layer.weight.element_size() > 1 and state is not None else None,
         unpacks_to=state.dtype if state is not None else None,
     )
 
@@ -107,6 +114,7 @@ def _layer_class() -> Any:
             dtype: Any,
             *,
             has_two_levels: bool,
+            stored_in: Any = None,
             saves_inputs: bool = False,
             unpacks_to: Any = None,
         ) -> None:
@@ -117,8 +125,11 @@ def _layer_class() -> Any:
             self.product = _product(saves_inputs=saves_inputs, unpacks_to=unpacks_to)
             num_elements = shape[0] * shape[1]
             num_scales = -(-num_elements // BLOCK)
-            packed = torch.empty((-(-num_elements // PER_BYTE), 1), dtype=torch.uint8)
-            self.weight = nn.Parameter(packed, requires_grad=False)
+            stored_in = stored_in or torch.uint8
+            size = -(-num_elements // (PER_BYTE * stored_in.itemsize))
+            packed = torch.empty((size, 1), dtype=stored_in)
+            self.weight: Any = nn.Parameter(packed, requires_grad=False)
+            self.weight.packs_weights = True
             self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
             of_scales = (
                 ("scale_scales", -(-num_scales // SCALE_BLOCK)),

@@ -55,6 +55,8 @@ class RawLog(Generic[_Number]):
     gradient_storages: dict[int, int] = field(default_factory=dict)
     """From parameter to storage."""
     operator_names: list[str] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    """The CUDA stream of each storage; empty if none is known."""
 
     def note(self, code: int, argument: int) -> None:
         """Append one event."""

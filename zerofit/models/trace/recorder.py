@@ -63,6 +63,18 @@ class Recorder:
         self._ignores = False
         self._outer_hooks: Any = None
 
+    def begin_forward(self) -> None:
+        """Record that the next micro-batch's inputs are made."""
+        self.phase = TensorKind.INPUT
+
+    def end_backward(self) -> None:
+        """Record that one of several micro-batches is over."""
+        self.log.note(Event.BACKWARD_ENDS, 0)
+
+    def end_layers(self) -> None:
+        """Record that the engine ends the backward pass."""
+        self.log.note(Event.LAYERS_END, 0)
+
     def begin_backward(self) -> None:
         """Record that the forward pass has ended and the backward pass begins."""
         self.log.note(Event.FORWARD_ENDS, 0)
@@ -246,7 +258,8 @@ class Recorder:
             log.kinds[total] = TensorKind.SUM
             log.note(Event.FREE, total)
         else:
-            for column in (log.kinds, log.num_bytes, log.modules, log.operators, log.codes, log.arguments):
+            columns = (log.kinds, log.num_bytes, log.modules, log.operators, log.codes, log.arguments)
+            for column in (*columns, log.streams) if log.streams else columns:
                 column.pop()
         self._live[key] = (self._live[key][0], into)
 
@@ -293,7 +306,7 @@ class Recorder:
         return out
 
     def _operator_number(self, function: Any) -> int:
-        """Return the number of an operator, or of another kernel by its name."""
+        """Return the number of an operator, or of another kernel or call by its name."""
         number = self._operators.setdefault(function, len(self._operators))
         if number == len(self.log.operator_names):
             self.log.operator_names.append(str(function))

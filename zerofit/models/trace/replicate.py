@@ -79,16 +79,15 @@ class _Replication:
     def _cut(self) -> list[_Segment]:
         log, order = self._log, range(self._num_layers)
         layers = [self._numbers[f"{self._stack.path}.{index}"] for index in order]
-        turns = [place for place, code in enumerate(log.codes) if code == Event.FORWARD_ENDS]
         found: list[_Segment] = []
-        for first, last in pairwise([0, *turns]):
+        for first, last, is_forward in _passes(log.codes):
             entered = zip(log.codes[first:last], log.arguments[first:last], strict=True)
-            if not first or (Event.FORWARD_ENTER, layers[0]) in entered:
+            if not is_forward:
+                edges = self._backward_edges(layers, first, last)
+                found += _segments(edges, reversed(order), len(found), is_forward=False)
+            elif not first or (Event.FORWARD_ENTER, layers[0]) in entered:
                 edges = self._forward_edges(layers, first, last)
                 found += _segments(edges, order, len(found), is_forward=True)
-        if Event.BACKWARD_ENTER in log.codes:
-            edges = self._backward_edges(layers, turns[0])
-            found += _segments(edges, reversed(order), len(found), is_forward=False)
         segments, end = list[_Segment](), 0
         for segment in found:
             if segment.start < end:
@@ -108,11 +107,11 @@ class _Replication:
             end += 1
         return [*starts, end]
 
-    def _backward_edges(self, layers: list[int], turn: int) -> list[int]:
+    def _backward_edges(self, layers: list[int], turn: int, end: int) -> list[int]:
         """Return where the backward pass reaches each layer, from the last, and where it ends."""
         codes = self._log.codes
-        backs = [self._find(Event.BACKWARD_ENTER, layer, turn, len(codes)) for layer in reversed(layers)]
-        tail = len(codes)
+        backs = [self._find(Event.BACKWARD_ENTER, layer, turn, end) for layer in reversed(layers)]
+        tail = end
         while codes[tail - 1] == Event.FREE:
             tail -= 1  # events after the last layer
         return [*backs, tail]
@@ -222,6 +221,8 @@ class _Replication:
                 out.num_bytes.append(log.num_bytes[argument])
                 out.modules.append(self._module(log.modules[argument], segment, instance))
                 out.operators.append(log.operators[argument])
+                if log.streams:
+                    out.streams.append(log.streams[argument])
                 argument = new
             elif code == Event.FREE:
                 if self._is_not_yet(argument, segment, instance):
@@ -234,9 +235,24 @@ class _Replication:
                 storage = self._storage(log.gradient_storages[argument], segment, instance)
                 argument = self._parameters[name]
                 out.gradient_storages[argument] = storage
-            elif code not in (CALL, Event.FORWARD_ENDS):
+            elif code not in (CALL, Event.FORWARD_ENDS, Event.LAYERS_END, Event.BACKWARD_ENDS):
                 argument = self._module(argument, segment, instance)
             out.note(code, argument)
+
+
+def _passes(codes: list[int]) -> Iterator[tuple[int, int, bool]]:
+    """Yield (first event, one past the last, True if forward) of each forward and backward pass."""
+    turns = [place for place, code in enumerate(codes) if code == Event.FORWARD_ENDS]
+    ends = [place for place, code in enumerate(codes) if code == Event.BACKWARD_ENDS]
+    if not ends:
+        yield from ((first, last, True) for first, last in pairwise([0, *turns]))
+        if Event.BACKWARD_ENTER in codes:
+            yield turns[0], len(codes), False
+        return
+    layers_end = [place for place, code in enumerate(codes) if code == Event.LAYERS_END]
+    for start, turn, end in zip([0, *ends], turns, layers_end, strict=False):
+        yield start, turn, True
+        yield turn, end, False
 
 
 def _segments(edges: list[int], layers: Iterable[int], run: int, *, is_forward: bool) -> list[_Segment]:

@@ -13,6 +13,7 @@ from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.cut_cross_entropy import cut_losses
+from zerofit.models.trace.fsdp2 import ShardedRecorder
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from zerofit.core.allocation_log import TraceRequest
+    from zerofit.models.trace.fsdp2 import ShardedModel
     from zerofit.models.trace.raw import RawLog, Skeleton
     from zerofit.models.trace.script_loss import ScriptLoss
 
@@ -64,22 +66,85 @@ def run_micro_batch(
     return recorder.log
 
 
+def run_sharded_step(
+    sharded: ShardedModel,
+    skeleton: Skeleton,
+    samples: int,
+    request: TraceRequest,
+    *,
+    records: bool,
+    feed: Feed = collated,
+    loss: ScriptLoss | None = None,
+    as_on_cuda: bool = True,
+) -> RawLog[int]:
+    """Return the log of the micro-batches of one optimizer step under FSDP2, up to the step itself.
+
+    Args:
+        records: False for the first step, in which FSDP2 makes what it keeps.
+    """
+    assert request.sharding is not None
+    recorder = ShardedRecorder(
+        is_padded=request.is_padded, as_on_cuda=as_on_cuda, streams=sharded.streams() if records else {}
+    )
+    model, last = sharded.model, request.sharding.micro_batches - 1
+    others = loss.others if loss else ()
+    tensors = [*sharded.own_tensors(), *(tensor for other in others for tensor in _tensors_of(other))]
+    held: list[Any] = []
+    with (
+        recording(model, skeleton, request, recorder=recorder, known=tensors, as_on_cuda=as_on_cuda),
+        sharded.recorded_by(recorder),
+        _removed(sharded.whole_gradients(recorder)),
+    ):
+        for number in range(last + 1):
+            recorder.begin_forward()
+            sharded.sync_gradients(number == last or request.sharding.syncs_each_batch)
+            forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss, held=held)
+            recorder.end_backward()
+        recorder.close()
+    return recorder.log
+
+
+def _tensors_of(module: Any) -> list[Any]:
+    return [*module.parameters(), *module.buffers()]
+
+
+@contextmanager
+def _removed(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove hooks at the end."""
+    made = [*handles]
+    try:
+        yield
+    finally:
+        for handle in made:
+            handle.remove()
+
+
 @contextmanager
 def recording(
-    model: Any, skeleton: Skeleton, request: TraceRequest, *, others: Iterable[Any] = (), as_on_cuda: bool
+    model: Any,
+    skeleton: Skeleton,
+    request: TraceRequest,
+    *,
+    recorder: Recorder | None = None,
+    known: Iterable[Any] | None = None,
+    others: Iterable[Any] = (),
+    as_on_cuda: bool,
 ) -> Iterator[Recorder]:
     """Record what a model does inside.
 
     Args:
+        recorder: None makes one.
+        known: tensors that are not recorded; None for the model's and the others'.
         others: more modules, whose weights are no activations either.
         as_on_cuda: whether CUDA kernels replace the CPU's.
     """
-    recorder = Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
-    for module in (model, *others):
-        for tensor in (*module.parameters(), *module.buffers()):
-            recorder.ignore(tensor)
+    recorder = recorder or Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
+    if known is None:
+        known = [tensor for module in (model, *others) for tensor in _tensors_of(module)]
+    for tensor in known:
+        recorder.ignore(tensor)
     with ExitStack() as stack:
-        stack.enter_context(hooked(model, skeleton, recorder))
+        stack.enter_context(hooked(model, skeleton, recorder, is_sharded=request.sharding is not None))
         stack.enter_context(as_if_eager(request.compute_capability))
         stack.enter_context(watching(recorder))
         if as_on_cuda:
@@ -97,8 +162,13 @@ def forward_and_backward(
     *,
     feed: Feed = collated,
     loss: ScriptLoss | None = None,
+    held: list[Any] | None = None,
 ) -> None:
-    """Run one micro-batch; the recorder's modes must be active and the model hooked."""
+    """Run one micro-batch; the recorder's modes must be active and the model hooked.
+
+    Args:
+        held: takes the outputs, where the loop holds them, in place of those of the micro-batch before.
+    """
     batch = feed(model, samples, request)
     recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
     given = _in_format_of_weights(batch, request)
@@ -117,6 +187,8 @@ def forward_and_backward(
             outputs = upcast(outputs)
         value = _loss(outputs)
         _tag_outputs(outputs, recorder)
+        if held is not None:
+            held[:] = [outputs] if request.keeps_outputs else []
         if not request.keeps_outputs:
             outputs = None
     recorder.begin_backward()
@@ -147,7 +219,7 @@ def _backward(loss: Any, making: AbstractContextManager[None]) -> None:
 
 def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
     """Return the batch with its floats in the weights' dtype, as DeepSpeed's engine casts them."""
-    if request.weights is Precision.FP32 or request.autocast is not None:
+    if request.weights is Precision.FP32 or request.autocast is not None or request.sharding is not None:
         return batch
     dtype = torch_dtype(request.weights)
     cast: Batch = map_tensors(
@@ -174,14 +246,18 @@ def _loss(outputs: Any) -> Any:
 
 
 @contextmanager
-def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]:
-    """Add hooks to every module and parameter, and remove them at the end."""
+def hooked(model: Any, skeleton: Skeleton, recorder: Recorder, *, is_sharded: bool = False) -> Iterator[None]:
+    """Add hooks to every module and parameter, and remove them at the end.
+
+    Args:
+        is_sharded: True under FSDP2, whose units begin before they gather and end after they reshard.
+    """
     numbers = {name: number for number, name in enumerate(skeleton.modules)}
     parameters = {parameter.name: number for number, parameter in enumerate(skeleton.parameters)}
     handles = []
     functions = []
     for name, module in model.named_modules():
-        handles += _hook_module(module, numbers[name], recorder)
+        handles += _hook_module(module, numbers[name], recorder, is_sharded=is_sharded)
         function = checkpointing_function(module)
         if function is not None:
             functions.append((module, function))
@@ -198,7 +274,7 @@ def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]
             set_checkpointing_function(module, function)
 
 
-def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:
+def _hook_module(module: Any, number: int, recorder: Recorder, *, is_sharded: bool) -> list[Any]:
     """Hook as DeepSpeed's ZeRO-3 does: before the backward pass on outputs, after it on positional inputs.
 
     Source: deepspeed/runtime/zero/parameter_offload.py, _register_deepspeed_module.
@@ -206,7 +282,7 @@ def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:
 
     def before(_: Any, inputs: tuple[Any, ...]) -> Any:
         recorder.enter(number)
-        if recorder.is_in_backward:
+        if recorder.is_in_backward or is_sharded:
             return None  # recomputed: autograd uses the first forward's graph
         return _watch_inputs(inputs, number, recorder)
 
@@ -215,7 +291,10 @@ def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:
         if not recorder.is_in_backward:
             _watch_outputs(output, number, recorder)
 
-    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    return [
+        module.register_forward_pre_hook(before, prepend=is_sharded),
+        module.register_forward_hook(after),
+    ]
 
 
 def _watch_inputs(inputs: tuple[Any, ...], number: int, recorder: Recorder) -> tuple[Any, ...]:

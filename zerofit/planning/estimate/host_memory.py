@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
-from zerofit.core.strategy import NVME, Engine, OffloadDevice, ZeroStage
+from zerofit.core.strategy import NVME, Engine, OffloadDevice, StateDictType, ZeroStage
 from zerofit.core.units import GIB, MIB
 from zerofit.planning.estimate.device_memory.optimizers import Stepped
 from zerofit.planning.estimate.engines.engine import bucket_sizes
@@ -114,10 +115,12 @@ class HostRank:
         self._setup, self._strategy, self._rank = setup, strategy, rank
         self._num_ranks = setup.topology.num_replicas
         self._sizes = [parameter.num_elements for parameter in log.parameters]
-        self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
+        self._made = [parameter.bytes_per_element for parameter in log.parameters]
+        self._bytes = [shard.bytes_per_element for shard in log.shards] or self._made
         self._trained = setup.trained
         self._unit = setup.unit
         self._is_deepspeed = strategy.engine is Engine.DEEPSPEED
+        self._is_sharded = strategy.engine is Engine.FSDP2
         self._stage = strategy.zero_stage if self._is_deepspeed else ZeroStage.NOTHING
         self._loaded = loaded_bytes_per_element
         self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.use.makes_model_first
@@ -169,8 +172,11 @@ class HostRank:
             self._cut = [self.ledger.take(self._setup.cut_elements * self._loaded, WEIGHTS)]
 
     def _loaded_bytes_of(self, number: int) -> int:
-        """DeepSpeed casts the weights; without it the script loads them in the dtype of the forward pass."""
-        return self._loaded if self._is_deepspeed else self._bytes[number]
+        """DeepSpeed casts the weights; without it the script loads them in the dtype of the forward pass.
+
+        Under FSDP2 accelerate casts those that train to fp32 before it shards them.
+        """
+        return self._loaded if self._is_deepspeed else self._made[number]
 
     def _close_checkpoint(self) -> None:
         for block in self._checkpoint:
@@ -194,6 +200,9 @@ class HostRank:
             self._cast_and_move()
             if self._stage is ZeroStage.PARAMETERS:
                 self._partition_weights()
+        if self._is_sharded and self._strategy.offloads:
+            for shard in self._setup.log.shards:
+                self.ledger.pin(shard.num_elements * shard.bytes_per_element, WEIGHT_PARTITION, pins=True)
         if not self._trained:
             return
         if self._stage is ZeroStage.PARAMETERS:
@@ -298,7 +307,12 @@ class HostRank:
             self.ledger.scratch(elements * self._unit, CONVERTED)
 
     def _first_backward(self) -> None:
-        """At stage 2 whole gradients accumulate on the host (stage_1_and_2.py:1824)."""
+        """At stage 2 whole gradients accumulate on the host (stage_1_and_2.py:1824), under FSDP2 shards."""
+        if self._is_sharded and self._offload is OffloadDevice.CPU:
+            for number in self._trained:
+                shard = self._setup.log.shards[number]
+                self.ledger.pin(shard.num_elements * shard.bytes_per_element, GRADIENTS, pins=True)
+            return
         if self._stage is not ZeroStage.GRADIENTS or self._offload is OffloadDevice.NONE:
             return
         if self._setup.num_micro_batches > 1:
@@ -315,7 +329,9 @@ class HostRank:
             self.ledger.take(self._page_bytes, STATES)
         if self._offload is not OffloadDevice.CPU:
             return
-        if self._stage is ZeroStage.PARAMETERS:
+        if self._is_sharded:
+            self._make_states(self._stepped_elements)
+        elif self._stage is ZeroStage.PARAMETERS:
             for size in self._sub_groups:
                 self._make_states(size)
                 if self._strategy.param_offload is OffloadDevice.NONE:
@@ -336,6 +352,11 @@ class HostRank:
             for elements, is_embedding in stepped
         )
 
+    @property
+    def _stepped_elements(self) -> int:
+        """Elements of the shards that this rank steps under FSDP2."""
+        return sum(self._setup.log.shards[number].num_elements for number in self._trained)
+
     def _make_states(self, elements: int) -> None:
         for _ in range(2):
             self.ledger.take(elements * FP32, STATES)
@@ -351,10 +372,28 @@ class HostRank:
             self.ledger.scratch(whole * max(self._bytes, default=FP32), SAVED)
             self.ledger.drop(states)
             return
+        if self._is_sharded:
+            self._save_sharded()
+            return
         if self._offload is OffloadDevice.NONE:
             states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
             self.ledger.scratch(states * FP32, STATES)
         self.ledger.scratch(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
+
+    def _save_sharded(self) -> None:
+        """FSDP2: rank 0 gathers whole weights, then whole states; or each rank copies its shards.
+
+        Source: accelerate/utils/fsdp_utils.py, save_fsdp_model and save_fsdp_optimizer.
+        """
+        if self._strategy.state_dict_type is StateDictType.FULL:
+            if self._rank == 0:
+                self.ledger.scratch(sum(map(math.prod, zip(self._sizes, self._bytes, strict=True))), SAVED)
+                self.ledger.scratch(2 * FP32 * sum(self._sizes[n] for n in self._trained), STATES)
+            return
+        if self._offload is OffloadDevice.NONE:
+            shards = self._setup.log.shards
+            self.ledger.scratch(sum(s.num_elements * s.bytes_per_element for s in shards), SAVED)
+            self.ledger.scratch(2 * FP32 * self._stepped_elements, STATES)
 
     @property
     def _saved(self) -> Iterable[int]:

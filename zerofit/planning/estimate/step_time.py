@@ -57,7 +57,15 @@ def _communication(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm
     if setup.topology.num_replicas == 1 or not setup.trains:
         return None
     stage, num_bytes = setup.strategy.zero_stage, _trained_bytes(setup)
-    if setup.stage is not None:
+    if setup.strategy.engine is Engine.FSDP2:
+        seconds = _of_fsdp2(setup, speeds, passes)
+        formula = (
+            "micro-batches x (first unit's all-gather + max(0, all-gathers - forward) + max(0, all-gathers "
+            "- backward)) + what the reduce-scatters of the last one, and all-reduces of copies, add + last "
+            "unit's reduce-scatter + 0.1 x what is hidden; sizes of each unit as traced"
+        )
+        source = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: own streams, one prefetch"
+    elif setup.stage is not None:
         seconds = 2 * _one_way_s(num_bytes, _num_trained(setup), setup, speeds)
         formula = "all-reduce of the stage's gradients, one by one"
         source = "zerofit/training/pipeline/pipeline.py, accumulate_gradients"
@@ -85,6 +93,44 @@ def _communication(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm
     if speeds.bus is not None:
         source = f"{source}; {speeds.bus.source}"
     return TimeTerm(name="communication", seconds=seconds, formula=formula, source=source)
+
+
+_GATHER, _SCATTER, _REDUCE = "allgather", "reduce_scatter", "allreduce"
+"""Parts of the names of c10d's operators."""
+
+
+def _of_fsdp2(setup: Setup, speeds: Speeds, passes: _PassTimes) -> float:
+    """Return the seconds that FSDP2's collectives add: each runs beside the computation of another unit.
+
+    The first unit's all-gather and the last unit's reduce-scatter have nothing beside them.
+    """
+    gathers = {
+        is_forward: _collectives_s(setup, speeds, _GATHER, is_forward=is_forward)
+        for is_forward in (True, False)
+    }
+    reduced = [_collectives_s(setup, speeds, name, is_forward=False) for name in (_SCATTER, _REDUCE)]
+    scatter = sum(sum(found) for found in reduced)
+    forward = _exposed_s(sum(gathers[True]), passes.forward_s)
+    backward = _exposed_s(sum(gathers[False]), passes.backward_s)
+    last = _exposed_s(sum(gathers[False]) + scatter, passes.backward_s)
+    num_units = max(1, len(reduced[0]))
+    first = max(gathers[True], default=0.0)
+    times = setup.num_micro_batches
+    return times * (forward + first) + (times - 1) * backward + last + scatter / num_units
+
+
+def _collectives_s(setup: Setup, speeds: Speeds, name: str, *, is_forward: bool) -> list[float]:
+    """Return the seconds of each collective of a kind in one micro-batch, the last of a step."""
+    if speeds.bus is None:
+        return []
+    shards, copies = setup.topology.dp_shard_size, setup.topology.dp_replicate_size
+    sent = {_GATHER: shards - 1, _SCATTER: (shards - 1) / shards, _REDUCE: 2 * (copies - 1) / copies}[name]
+    found: list[float] = []
+    for cost in setup.log.costs:
+        is_here = (cost.during is Pass.FORWARD) is is_forward
+        if cost.kind is CostKind.COLLECTIVE and name in cost.operator and is_here:
+            found += [speeds.message_s + sent * cost.fixed_bytes / speeds.bus.bytes_per_s] * cost.count
+    return found
 
 
 def _of_stage_3(setup: Setup, speeds: Speeds, passes: _PassTimes) -> tuple[float, str]:
@@ -149,6 +195,12 @@ def _trained_elements(setup: Setup) -> int:
 
 
 def _trained_bytes(setup: Setup) -> int:
+    if setup.log.shards:
+        return sum(
+            parameter.num_elements * shard.bytes_per_element
+            for parameter, shard in zip(setup.log.parameters, setup.log.shards, strict=True)
+            if parameter.trains
+        )
     return sum(
         parameter.num_elements * parameter.bytes_per_element
         for parameter in setup.log.parameters
@@ -216,7 +268,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
 def _python_of_a_step(setup: Setup, costs: OptimizerMemory, speeds: Speeds) -> float:
     """Return the CPU seconds of the step per parameter; 0 where all are stepped as one."""
     strategy = setup.strategy
-    if strategy.engine is Engine.NATIVE:
+    if strategy.engine is not Engine.DEEPSPEED:
         return costs.dispatches * speeds.dispatch_s
     is_partitioned = strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
     return speeds.partition_step_s if is_partitioned else 0.0
@@ -340,13 +392,16 @@ def _weights(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
 def _stepped_elements(setup: Setup) -> float:
     """Return the elements that each rank steps."""
     elements = _trained_elements(setup)
+    if setup.strategy.engine is Engine.FSDP2:
+        return elements / setup.topology.dp_shard_size
     if setup.strategy.zero_stage is ZeroStage.NOTHING:
         return elements
     return elements / setup.topology.num_replicas
 
 
 def _shared(setup: Setup) -> str:
-    return "" if setup.strategy.zero_stage is ZeroStage.NOTHING else " / ranks"
+    is_shared = setup.strategy.zero_stage is not ZeroStage.NOTHING or setup.strategy.engine is Engine.FSDP2
+    return " / ranks" if is_shared else ""
 
 
 def _copy_bytes_per_s(setup: Setup, speeds: Speeds) -> float:
@@ -504,6 +559,7 @@ class _Pass:
 def _module_calls(setup: Setup, which: Pass) -> int:
     """Return the number of calls of modules' forward() in one pass."""
     codes = setup.log.codes
+    codes = codes[codes.rfind(Event.BACKWARD_ENDS, 0, -1) + 1 :]  # the last micro-batch's
     ends = codes.find(Event.FORWARD_ENDS)
     if which is Pass.FORWARD:
         return codes.count(Event.FORWARD_ENTER, 0, ends)
@@ -528,6 +584,8 @@ def _gpu_seconds(cost: OperatorCost, setup: Setup, speeds: Speeds) -> float:
     num_bytes = cost.fixed_bytes + cost.bytes_per_sample * setup.micro_batch_size
     if cost.kind is CostKind.EXCHANGE:
         return cost.count * exchange_s(cost.operator, num_bytes, setup.topology.sample_group_size, speeds)
+    if cost.kind is CostKind.COLLECTIVE:
+        return 0.0  # counted by _communication
     seconds = num_bytes / speeds.memory_bytes_per_s
     if cost.kind is not CostKind.MEMORY:
         seconds = max(seconds, flops / speeds.flops_per_s(cost.kind, cost.precision))

@@ -10,6 +10,7 @@ from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
+from zerofit.planning.estimate.engines.fsdp2 import Fsdp2Engine
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.pipeline import PipelineEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
@@ -45,6 +46,11 @@ _MANY_RANKS = (
     "ASSUMPTION: as for one GPU, and NCCL's buffers, whose number depends on the links that NCCL finds; "
     "DeepSpeed's own tensors equal those of the real engine on CPU ranks within 1 %",
 )
+_SHARDED = (
+    0.15,
+    "ASSUMPTION: as for one GPU, and NCCL's buffers; no run under FSDP2 was measured on a GPU; FSDP2 itself, "
+    "run on fake tensors, holds what real CPU ranks hold within 1 %",
+)
 _IN_STAGES = (
     0.2,
     "ASSUMPTION: as for many ranks, and no run in pipeline stages was measured on a GPU; a stage's live "
@@ -61,6 +67,10 @@ _STAGES: dict[ZeroStage, type[SimulatedEngine]] = {
 def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
     """Play a run and return the engine with its tape; see `play` for a sketch."""
     strategy = setup.strategy
+    if strategy.engine is Engine.FSDP2:
+        sharded = Fsdp2Engine(setup, Tape())
+        sharded.run(sketch=sketch)
+        return sharded
     kind = NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
     engine = (kind if setup.stage is None else PipelineEngine)(setup, Tape())
     play(engine, sketch=sketch)
@@ -115,8 +125,10 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     uncertainty, source = _MANY_RANKS if has_nccl else alone
     if setup.stage is not None:
         uncertainty, source = _IN_STAGES
+    if setup.strategy.engine is Engine.FSDP2:
+        uncertainty, source = _SHARDED
     more, why = _added_by_release(setup.versions.deepspeed)
-    if setup.strategy.engine is Engine.NATIVE or not more:
+    if setup.strategy.engine is not Engine.DEEPSPEED or not more:
         return uncertainty, source
     return uncertainty + more, f"{source}; {more:.0%} more, as {why}"
 
