@@ -1,7 +1,7 @@
-"""Measures what real FSDP2 holds on 2 and 4 CPU ranks, beside what its trace says, and writes both.
+"""Measures what real FSDP2 holds on 2 and 4 CPU ranks, and compares it with its trace.
 
-A stopped run goes on where it was: measurements are kept until a file that decides them changes. torch's own
-FSDPMemTracker runs beside them, over the same model on fake tensors.
+torch's own FSDPMemTracker runs beside them, over the same model on fake tensors. A stopped run goes on where
+it was: measurements are kept until a file that decides them changes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "evidence"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "evidence")]
 from kept_measurements import KeptAnswers, digest, measured_here  # noqa: E402
 from sharded.cases import CASES  # noqa: E402
-from sharded.results import LIMIT, PHASES, RESULTS, decides, table, write_results  # noqa: E402
+from sharded.results import LIMIT, RESULTS, decides, write_results  # noqa: E402
+
+from tools.fsdp2_page import BY_TORCH, PHASES, fsdp2_table  # noqa: E402
 
 if TYPE_CHECKING:
     from sharded.cases import Case
@@ -46,9 +48,9 @@ def main() -> None:
         for case in cases
         if case.key in real and case.key in estimated
     }
-    print(table(found))
+    print(fsdp2_table(found))
     if not given.only:
-        write_results(measured_here(found), decides())
+        write_results(measured_here(found))
         print(
             f"wrote {RESULTS.relative_to(ROOT)}: {len(found)} of {len(cases)} cases, "
             f"limit {LIMIT:.0%} in {', '.join(PHASES)}"
@@ -94,13 +96,15 @@ def _run_ranks(num_ranks: int, output: Path, cases: list[Case]) -> None:
 
 def _estimated(cases: list[Case], folder: Path) -> dict[str, Any]:
     """Return the estimated peaks by case, and those of torch's own tracker."""
-    from sharded.estimated import estimated
+    from sharded.estimated import estimated, told_by_torch
 
     known = KeptAnswers(folder / "estimated", ROOT, decides(), anew=False)
     for case in cases:
         if _name(case) not in known.known:
-            known.keep(_name(case), estimated(case))
-    return {case.key: known.known[_name(case)] for case in cases}
+            known.keep(_name(case), {**estimated(case), BY_TORCH: told_by_torch(case)})
+    # The tracker counts what is on the host too.
+    without = {case.key: {BY_TORCH: None} if case.offload else {} for case in cases}
+    return {case.key: {**known.known[_name(case)], **without[case.key]} for case in cases}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools.fsdp2_page import fsdp2_page
 from tools.measured_pages import (
     edits_page,
     evidence_page,
@@ -49,6 +50,7 @@ def reference_pages(root: Path) -> dict[Path, str]:
         folder / "programs.md": programs_page(
             json.loads((measured / "accelerate_programs.json").read_text("utf-8"))
         ),
+        folder / "fsdp2.md": fsdp2_page(json.loads((measured / "fsdp2_memory.json").read_text("utf-8"))),
         folder / "plan.schema.json": plan_schema(),
     }
 

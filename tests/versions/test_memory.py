@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from allocator_counts import PLAIN, SAMPLES, composed, counted
+from tiny_traces import run_sharded_once
 
+from zerofit.core.allocation_log import Event, Sharding, TensorKind, TraceRequest
+from zerofit.core.strategy import Precision
 from zerofit.models.trace.entry import describe
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.run import run_micro_batch
@@ -69,3 +72,17 @@ def test_peak_of_a_step(name: str, checkpoints: bool, record_property: Callable[
     real, _ = counted(prepare_model(build, config(), request), 1)
     record_property("peak_bytes", real)
     assert traced == pytest.approx(real, rel=0.03)
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["on the GPU", "offloaded"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_fsdp2_runs_on_fake_tensors(name: str, offload: bool) -> None:
+    sharding = Sharding(shard_size=4, precision=Precision.BF16, cpu_offload=offload)
+    log = run_sharded_once(
+        name, TraceRequest(sequence_length=16, sharding=sharding, keeps_outputs=False), num_layers=3
+    )
+    freed = {argument for code, argument in zip(log.codes, log.arguments, strict=True) if code == Event.FREE}
+    left = {kind for storage, kind in enumerate(log.storages.kinds) if storage not in freed}
+    assert TensorKind.GATHERED in log.storages.kinds
+    assert left == {TensorKind.GRADIENT}
+    assert {shard.unit for shard in log.shards} >= {0, 1, 2}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -201,7 +202,7 @@ def _train(case: Case, tracker: Tracker, accelerator: Any, model: Any, optimizer
                 tracker.phase("forward")
                 loss = model(**make_inputs(case)).loss
                 tracker.phase("backward")
-                accelerator.backward(loss)
+                _backward(case, accelerator, loss)
                 del loss
                 if not accelerator.sync_gradients:
                     continue
@@ -210,6 +211,16 @@ def _train(case: Case, tracker: Tracker, accelerator: Any, model: Any, optimizer
                     accelerator.clip_grad_norm_(model.parameters(), CLIP)
                     optimizer.step()
                     optimizer.zero_grad()
+
+
+def _backward(case: Case, accelerator: Any, loss: torch.Tensor) -> None:
+    """Run the backward pass; Tensor.backward would leave the mode in which offload copies."""
+    if case.offload:
+        loss = loss / case.accumulation
+        ones = (torch.ones_like(loss),)
+        _engine_run_backward((loss,), ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    else:
+        accelerator.backward(loss)
 
 
 def main() -> None:

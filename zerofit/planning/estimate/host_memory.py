@@ -121,6 +121,10 @@ class HostRank:
         self._unit = setup.unit
         self._is_deepspeed = strategy.engine is Engine.DEEPSPEED
         self._is_sharded = strategy.engine is Engine.FSDP2
+        shard_size = setup.topology.dp_shard_size
+        self._shards = [shard.num_elements for shard in log.shards] or [
+            -(-size // shard_size) for size in self._sizes
+        ]
         self._stage = strategy.zero_stage if self._is_deepspeed else ZeroStage.NOTHING
         self._loaded = loaded_bytes_per_element
         self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.use.makes_model_first
@@ -201,8 +205,8 @@ class HostRank:
             if self._stage is ZeroStage.PARAMETERS:
                 self._partition_weights()
         if self._is_sharded and self._strategy.offloads:
-            for shard in self._setup.log.shards:
-                self.ledger.pin(shard.num_elements * shard.bytes_per_element, WEIGHT_PARTITION, pins=True)
+            for size, width in zip(self._shards, self._bytes, strict=True):
+                self.ledger.pin(size * width, WEIGHT_PARTITION, pins=True)
         if not self._trained:
             return
         if self._stage is ZeroStage.PARAMETERS:
@@ -310,8 +314,7 @@ class HostRank:
         """At stage 2 whole gradients accumulate on the host (stage_1_and_2.py:1824), under FSDP2 shards."""
         if self._is_sharded and self._offload is OffloadDevice.CPU:
             for number in self._trained:
-                shard = self._setup.log.shards[number]
-                self.ledger.pin(shard.num_elements * shard.bytes_per_element, GRADIENTS, pins=True)
+                self.ledger.pin(self._shards[number] * self._bytes[number], GRADIENTS, pins=True)
             return
         if self._stage is not ZeroStage.GRADIENTS or self._offload is OffloadDevice.NONE:
             return
@@ -355,7 +358,7 @@ class HostRank:
     @property
     def _stepped_elements(self) -> int:
         """Elements of the shards that this rank steps under FSDP2."""
-        return sum(self._setup.log.shards[number].num_elements for number in self._trained)
+        return sum(self._shards[number] for number in self._trained)
 
     def _make_states(self, elements: int) -> None:
         for _ in range(2):
@@ -391,8 +394,7 @@ class HostRank:
                 self.ledger.scratch(2 * FP32 * sum(self._sizes[n] for n in self._trained), STATES)
             return
         if self._offload is OffloadDevice.NONE:
-            shards = self._setup.log.shards
-            self.ledger.scratch(sum(s.num_elements * s.bytes_per_element for s in shards), SAVED)
+            self.ledger.scratch(sum(map(math.prod, zip(self._shards, self._bytes, strict=True))), SAVED)
             self.ledger.scratch(2 * FP32 * self._stepped_elements, STATES)
 
     @property

@@ -25,6 +25,11 @@ Source: https://github.com/deepspeedai/DeepSpeed/blob/master/docs/_tutorials/dee
 ADAM_BYTES_PER_ELEMENT = 28
 """fp32 weight, gradient and both moments read; weight and moments written."""
 
+OVERLAP_SLOWDOWN = 0.1
+"""Slowdown of computation that overlaps with communication, as a share of the communication's time.
+
+ASSUMPTION: NCCL's kernels run on the GPU's own units and memory, beside those of the model."""
+
 
 class Link(NamedTuple):
     """The achieved rate of a link, and its source."""
@@ -201,3 +206,8 @@ def exchange_s(operator: str, num_bytes: int, ranks: int, speeds: Speeds) -> flo
     """
     assert speeds.group is not None
     return speeds.message_s + _SENT[operator](ranks) * num_bytes / speeds.group.bytes_per_s
+
+
+def exposed_s(exchange_s: float, computation_s: float) -> float:
+    """Return the seconds that overlapped communication adds to the computation."""
+    return max(0.0, exchange_s - computation_s) + OVERLAP_SLOWDOWN * min(exchange_s, computation_s)

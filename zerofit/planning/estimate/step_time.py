@@ -12,7 +12,14 @@ from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.core.supported import release_of
 from zerofit.planning.estimate.engines.native import BUCKET_BYTES
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
-from zerofit.planning.estimate.speeds import ADAM_BYTES_PER_ELEMENT, exchange_s, speeds_of
+from zerofit.planning.estimate.fsdp2_time import FSDP2_EXCHANGE, fsdp2_exchange_s
+from zerofit.planning.estimate.speeds import (
+    ADAM_BYTES_PER_ELEMENT,
+    OVERLAP_SLOWDOWN,
+    exchange_s,
+    exposed_s,
+    speeds_of,
+)
 
 if TYPE_CHECKING:
     from zerofit.core.facts import Machine
@@ -32,11 +39,6 @@ _MODULE_DISPATCHES = 2
 """CPU time of a module's call beside its operators, in operator dispatches: Python, and operators that only
 make a view. Chosen with `dispatches` of OptimizerMemory by the steps of benchmarks/measured/nvidia-h200.json:
 any half of its 54 cases gives 2.1 to 2.2, and leaves the other half 10 to 12 % off in the median."""
-
-_OVERLAP_SLOWDOWN = 0.1
-"""Slowdown of computation that overlaps with communication, as a share of the communication's time.
-
-ASSUMPTION: NCCL's kernels run on the GPU's own units and memory, beside those of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +60,15 @@ def _communication(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm
         return None
     stage, num_bytes = setup.strategy.zero_stage, _trained_bytes(setup)
     if setup.strategy.engine is Engine.FSDP2:
-        seconds = _of_fsdp2(setup, speeds, passes)
-        formula = (
-            "micro-batches x (first unit's all-gather + max(0, all-gathers - forward) + max(0, all-gathers "
-            "- backward)) + what the reduce-scatters of the last one, and all-reduces of copies, add + last "
-            "unit's reduce-scatter + 0.1 x what is hidden; sizes of each unit as traced"
-        )
-        source = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: own streams, one prefetch"
+        seconds = fsdp2_exchange_s(setup, speeds, forward_s=passes.forward_s, backward_s=passes.backward_s)
+        formula, source = FSDP2_EXCHANGE
     elif setup.stage is not None:
         seconds = 2 * _one_way_s(num_bytes, _num_trained(setup), setup, speeds)
         formula = "all-reduce of the stage's gradients, one by one"
         source = "zerofit/training/pipeline/pipeline.py, accumulate_gradients"
     elif setup.strategy.engine is Engine.NATIVE:
         exchange = 2 * _one_way_s(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
-        seconds = _exposed_s(exchange, passes.backward_s)
+        seconds = exposed_s(exchange, passes.backward_s)
         formula = "max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides"
         source = "torch DistributedDataParallel; accelerate's no_sync before the last micro-batch"
     elif stage is ZeroStage.PARAMETERS:
@@ -95,57 +92,19 @@ def _communication(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm
     return TimeTerm(name="communication", seconds=seconds, formula=formula, source=source)
 
 
-_GATHER, _SCATTER, _REDUCE = "allgather", "reduce_scatter", "allreduce"
-"""Parts of the names of c10d's operators."""
-
-
-def _of_fsdp2(setup: Setup, speeds: Speeds, passes: _PassTimes) -> float:
-    """Return the seconds that FSDP2's collectives add: each runs beside the computation of another unit.
-
-    The first unit's all-gather and the last unit's reduce-scatter have nothing beside them.
-    """
-    gathers = {
-        is_forward: _collectives_s(setup, speeds, _GATHER, is_forward=is_forward)
-        for is_forward in (True, False)
-    }
-    reduced = [_collectives_s(setup, speeds, name, is_forward=False) for name in (_SCATTER, _REDUCE)]
-    scatter = sum(sum(found) for found in reduced)
-    forward = _exposed_s(sum(gathers[True]), passes.forward_s)
-    backward = _exposed_s(sum(gathers[False]), passes.backward_s)
-    last = _exposed_s(sum(gathers[False]) + scatter, passes.backward_s)
-    num_units = max(1, len(reduced[0]))
-    first = max(gathers[True], default=0.0)
-    times = setup.num_micro_batches
-    return times * (forward + first) + (times - 1) * backward + last + scatter / num_units
-
-
-def _collectives_s(setup: Setup, speeds: Speeds, name: str, *, is_forward: bool) -> list[float]:
-    """Return the seconds of each collective of a kind in one micro-batch, the last of a step."""
-    if speeds.bus is None:
-        return []
-    shards, copies = setup.topology.dp_shard_size, setup.topology.dp_replicate_size
-    sent = {_GATHER: shards - 1, _SCATTER: (shards - 1) / shards, _REDUCE: 2 * (copies - 1) / copies}[name]
-    found: list[float] = []
-    for cost in setup.log.costs:
-        is_here = (cost.during is Pass.FORWARD) is is_forward
-        if cost.kind is CostKind.COLLECTIVE and name in cost.operator and is_here:
-            found += [speeds.message_s + sent * cost.fixed_bytes / speeds.bus.bytes_per_s] * cost.count
-    return found
-
-
 def _of_stage_3(setup: Setup, speeds: Speeds, passes: _PassTimes) -> tuple[float, str]:
     gather = _one_way_s(setup.total_weight_bytes, _num_owners(setup), setup, speeds)
     num_buckets = math.ceil(_trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size)
     scatter = _one_way_s(_sent_bytes(setup), num_buckets, setup, speeds)
     gathers_again = _num_gathers(setup) == 2
-    forward = _exposed_s(gather, passes.forward_s)
-    backward = _exposed_s((gather if gathers_again else 0.0) + scatter, passes.backward_s)
+    forward = exposed_s(gather, passes.forward_s)
+    backward = exposed_s((gather if gathers_again else 0.0) + scatter, passes.backward_s)
     again = " + all-gather" if gathers_again else ""
     waits = setup.num_micro_batches * (forward + backward)
     # ASSUMPTION: no faster than stage 2. Overlapping communication, which stage 2 does not do, would make it
     # 10 to 25 % faster; nobody has published that it is.
     least = _reduce_and_gather(setup, speeds, times=setup.num_micro_batches)
-    disturbed = setup.num_micro_batches * _OVERLAP_SLOWDOWN * (gather + scatter)
+    disturbed = setup.num_micro_batches * OVERLAP_SLOWDOWN * (gather + scatter)
     formula = (
         f"micro-batches x (max(0, all-gather - forward) + max(0, reduce-scatter{again} - backward) + 0.1 x "
         "what those hide); ASSUMPTION: no less than stage 2 waits"
@@ -161,11 +120,6 @@ def _reduce_and_gather(setup: Setup, speeds: Speeds, *, times: int) -> float:
     reduce = 2 * _one_way_s(sent, math.ceil(elements / buckets.reduce_bucket_size), setup, speeds)
     gather = _one_way_s(num_bytes, math.ceil(elements / buckets.allgather_bucket_size), setup, speeds)
     return times * reduce + gather
-
-
-def _exposed_s(exchange_s: float, computation_s: float) -> float:
-    """Return the seconds that overlapped communication adds to the computation."""
-    return max(0.0, exchange_s - computation_s) + _OVERLAP_SLOWDOWN * min(exchange_s, computation_s)
 
 
 def _num_gathers(setup: Setup) -> int:
@@ -356,7 +310,7 @@ def _transfers(setup: Setup, speeds: Speeds, passes: _PassTimes) -> TimeTerm:
     weights = 0.0 if stay else elements * width / speeds.pageable_bytes_per_s
     return TimeTerm(
         name="offload transfers",
-        seconds=_exposed_s(gradients, hidden) + weights,
+        seconds=exposed_s(gradients, hidden) + weights,
         formula=f"{4 + 2 * times * width:g} bytes of gradients{'' if waits else ' beside the backward pass'}"
         + ("" if stay else f" + {width:g} bytes of weights / rate of pageable copies"),
         source="deepspeed/runtime/zero/stage3.py, partition_grads and "
@@ -461,7 +415,7 @@ _ROOFLINE = "roofline over the traced operators: https://doi.org/10.1145/1498765
 def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepTime | None:
     """Return the time of one optimizer step with all its micro-batches, as terms that sum.
 
-    Communication that computation hides adds only _OVERLAP_SLOWDOWN of its time.
+    Communication that computation hides adds only OVERLAP_SLOWDOWN of its time.
 
     Args:
         setup: its log must have costs, its strategy micro-batch size and accumulation.

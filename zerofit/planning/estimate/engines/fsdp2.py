@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 GATHERED_STATE = "gathered state dict"
 _SHARDS = "weight shards"
-_BEGINS = {Event.FORWARD_ENDS: RunPhase.BACKWARD, Event.BACKWARD_ENDS: RunPhase.FORWARD}
 
 
 class Fsdp2Engine(SimulatedEngine):
@@ -144,15 +143,17 @@ class Fsdp2Engine(SimulatedEngine):
         terms, streams = _terms(log), storages.streams or (0,) * len(sizes)
         blocks: dict[int, int] = {}
         self._begin(RunPhase.FORWARD)
-        for code, argument in zip(log.codes, log.arguments, strict=True):
+        for place, (code, argument) in enumerate(zip(log.codes, log.arguments, strict=True)):
             if code == 0:  # Event.ALLOCATE
                 blocks[argument] = tape.allocate(sizes[argument], terms[argument], stream=streams[argument])
             elif code == 1:  # Event.FREE
                 tape.free(blocks.pop(argument))
-            elif code in _BEGINS:
-                self._begin(_BEGINS[Event(code)])
+            elif code == Event.FORWARD_ENDS:
+                self._begin(RunPhase.BACKWARD)
                 self.drop(outputs)
                 outputs = []
+            elif code == Event.BACKWARD_ENDS and place < len(log.codes) - 1:
+                self._begin(RunPhase.FORWARD)
         kept = {TensorKind.OUTPUT.value, TensorKind.INPUT.value}
         left = [block for storage, block in blocks.items() if terms[storage] in kept]
         return [block for storage, block in blocks.items() if terms[storage] not in kept], left

@@ -1,0 +1,56 @@
+"""The time that FSDP2's collectives add to a step, by their sizes in the trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import CostKind, Pass
+from zerofit.planning.estimate.speeds import exposed_s
+
+if TYPE_CHECKING:
+    from zerofit.planning.estimate.engines.engine import Setup
+    from zerofit.planning.estimate.speeds import Speeds
+
+FSDP2_EXCHANGE = (
+    "micro-batches x (first unit's all-gather + max(0, all-gathers - forward) + max(0, all-gathers - "
+    "backward)) + what reduce-scatters and all-reduces of copies add to the last one + the last unit's "
+    "reduce-scatter + 0.1 x what is hidden; sizes of each unit as traced",
+    "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: own streams, one prefetch",
+)
+"""Formula and source."""
+_GATHER, _SCATTER, _REDUCE = "allgather", "reduce_scatter", "allreduce"
+"""Parts of the names of c10d's operators."""
+
+
+def fsdp2_exchange_s(setup: Setup, speeds: Speeds, *, forward_s: float, backward_s: float) -> float:
+    """Return the seconds that FSDP2's collectives add: each runs beside the computation of another unit.
+
+    The first unit's all-gather and the last unit's reduce-scatter have nothing beside them.
+
+    Args:
+        forward_s: computation of one micro-batch's forward pass.
+        backward_s: of its backward pass, with recomputation.
+    """
+    forward = _collectives_s(setup, speeds, _GATHER, is_forward=True)
+    backward = sum(_collectives_s(setup, speeds, _GATHER, is_forward=False))
+    scatters = _collectives_s(setup, speeds, _SCATTER, is_forward=False)
+    reduced = sum(scatters) + sum(_collectives_s(setup, speeds, _REDUCE, is_forward=False))
+    first, times = max(forward, default=0.0), setup.num_micro_batches
+    of_all = times * (first + exposed_s(sum(forward), forward_s)) + (times - 1) * exposed_s(
+        backward, backward_s
+    )
+    return of_all + exposed_s(backward + reduced, backward_s) + reduced / max(1, len(scatters))
+
+
+def _collectives_s(setup: Setup, speeds: Speeds, name: str, *, is_forward: bool) -> list[float]:
+    """Return the seconds of each collective of a kind in one micro-batch, the last of a step."""
+    if speeds.bus is None:
+        return []
+    shards, copies = setup.topology.dp_shard_size, setup.topology.dp_replicate_size
+    sent = {_GATHER: shards - 1, _SCATTER: (shards - 1) / shards, _REDUCE: 2 * (copies - 1) / copies}[name]
+    found: list[float] = []
+    for cost in setup.log.costs:
+        is_here = (cost.during is Pass.FORWARD) is is_forward
+        if cost.kind is CostKind.COLLECTIVE and name in cost.operator and is_here:
+            found += [speeds.message_s + sent * cost.fixed_bytes / speeds.bus.bytes_per_s] * cost.count
+    return found
