@@ -12,7 +12,6 @@ from tools.fsdp2_page import BY_TORCH, PHASES, difference, peak_of_steps
 FOUND = read_results()["cases"]
 _SOME = (
     "llama-no-n2",
-    "llama-tied-bf16-n2",
     "llama-bf16-n2-x4",
     "llama-bf16-n2-x3-offload",
     "llama-bf16-n4-copies2",
