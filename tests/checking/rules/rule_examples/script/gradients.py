@@ -67,6 +67,12 @@ _HALF = changed(
 
 
 EXAMPLES = {
+    "loss-backward-beside-accelerator": Examples(
+        bad=Example(
+            script=changed(_ACCUMULATES, "accelerator.backward(loss)", "loss.backward()"), command=_RANKS
+        ),
+        good=Example(script=_ACCUMULATES, command=_RANKS),
+    ),
     "zero-grad-before-backward": Examples(
         bad=Example(command=_RANKS, script=_CLEARS_FIRST),
         good=Example(command=_RANKS, script=_ACCUMULATES),
