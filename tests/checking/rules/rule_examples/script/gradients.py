@@ -27,6 +27,8 @@ for batch in loader:
         optimizer.zero_grad()
 """,
 )
+_BY_SGD = changed(_ACCUMULATES, "AdamW(model.parameters(), lr=0.01)", "SGD(model.parameters(), lr=1.0)")
+"""AdamW's step is the same whatever number the gradients are divided by."""
 _CLEARS_FIRST = changed(_ACCUMULATES, "        optimizer.zero_grad()\n", "")
 _CLEARS_FIRST = changed(_CLEARS_FIRST, "        loss = ", "        optimizer.zero_grad()\n        loss = ")
 _BY_PLUGIN = changed(
@@ -69,9 +71,9 @@ _HALF = changed(
 EXAMPLES = {
     "loss-backward-beside-accelerator": Examples(
         bad=Example(
-            script=changed(_ACCUMULATES, "accelerator.backward(loss)", "loss.backward()"), command=_RANKS
+            script=changed(_BY_SGD, "accelerator.backward(loss)", "loss.backward()"), command=_RANKS
         ),
-        good=Example(script=_ACCUMULATES, command=_RANKS),
+        good=Example(script=_BY_SGD, command=_RANKS),
     ),
     "zero-grad-before-backward": Examples(
         bad=Example(command=_RANKS, script=_CLEARS_FIRST),
