@@ -10,6 +10,7 @@ from zerofit.checking.rules.deepspeed import (
     keys,
     offload,
     readers,
+    schedules,
     sequence_parallel,
     switches,
     tensor_parallel,
@@ -36,6 +37,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *early_reads.RULES,
     *keys.RULES,
     *switches.RULES,
+    *schedules.RULES,
     *flags.RULES,
     *machines.RULES,
     *ranks.RULES,
@@ -84,6 +86,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     *early_reads.RULES,
     *keys.RULES,
     *switches.RULES,
+    *schedules.RULES,
     *offload.RULES,
 )
 """Those that only concern runs with DeepSpeed."""

@@ -69,12 +69,6 @@ _HALF = changed(
 
 
 EXAMPLES = {
-    "loss-backward-beside-accelerator": Examples(
-        bad=Example(
-            script=changed(_BY_SGD, "accelerator.backward(loss)", "loss.backward()"), command=_RANKS
-        ),
-        good=Example(script=_BY_SGD, command=_RANKS),
-    ),
     "zero-grad-before-backward": Examples(
         bad=Example(command=_RANKS, script=_CLEARS_FIRST),
         good=Example(command=_RANKS, script=_ACCUMULATES),
@@ -88,6 +82,10 @@ EXAMPLES = {
     "zero-grad-in-each-micro-batch": Examples(
         bad=Example(command=_RANKS, script=changed(_BY_HAND, "        optimizer.zero", "    optimizer.zero")),
         good=Example(command=_RANKS, script=_BY_HAND),
+    ),
+    "loss-backward-beside-accelerator": Examples(
+        bad=Example(script=changed(_BY_SGD, "accelerator.backward(loss)", "loss.backward()"), command=_RANKS),
+        good=Example(script=_BY_SGD, command=_RANKS),
     ),
     "fp16-weights-under-grad-scaler": Examples(
         bad=Example(command=_RANKS, script=_HALF),
