@@ -16,7 +16,7 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
-from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks
+from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks, visible_gpus
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import generation as script_generation
@@ -40,6 +40,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *schedules.RULES,
     *flags.RULES,
     *machines.RULES,
+    *visible_gpus.RULES,
     *ranks.RULES,
     *offload.RULES,
     *tensor_parallel.RULES,
