@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import finite_number
+from zerofit.checking.inputs.script_arguments import given_argument
 from zerofit.checking.rule import DEEPSPEED, Rule, Severity, declared, hit_at, ignored
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
@@ -28,7 +29,7 @@ _UNTIL: dict[str, tuple[int, ...] | None] = {"WarmupDecayLR": None, "WarmupLR": 
 """Schedulers with this default, and the release of DeepSpeed that took the optimizer's rate in its place."""
 _OPTIMIZERS = ("optimizer", "params", "lr")
 _SCHEDULERS = ("scheduler", "params", "warmup_max_lr")
-_FLAGS = ("--learning_rate", "--learning-rate", "--lr")
+_ARGUMENTS = ("learning_rate", "lr")
 
 
 @Rule(
@@ -86,13 +87,8 @@ def _learning_rate(situation: Situation, file: Document) -> Said[object] | None:
         return situation.arguments.find_or_default("learning_rate")
     if said is None and file.at("optimizer") is not None:
         return Said(value=_DEFAULT_RATE, text="the optimizer's default")
-    arguments = situation.command.arguments if situation.command else ()
-    for word, behind in itertools.pairwise((*arguments, "")):
-        flag, _, value = word.partition("=")
-        if flag in _FLAGS:
-            text = word if value else f"{word} {behind}"
-            return Said(value=value or behind, text=text, confidence=Confidence.LIKELY)
-    return None
+    said = given_argument(situation, *_ARGUMENTS)
+    return None if said is None else replace(said, confidence=Confidence.LIKELY)
 
 
 RULES = declared(vars())
