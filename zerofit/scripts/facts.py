@@ -58,6 +58,26 @@ class UsedOptimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOption:
+    """An option of from_pretrained() whose value is that of a parsed argument."""
+
+    argument: str
+    """The argument's destination."""
+    is_replaced: bool = False
+    """True if the script may give it another value first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """What makes bitsandbytes quantize a model."""
+
+    made: Snippet
+    """The BitsAndBytesConfig(), the dictionary in its place, or the function that returns one."""
+    arguments: frozenset[str] = frozenset()
+    """Parsed arguments of which one has to be given for it; empty if each run quantizes the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model created by the script."""
 
@@ -74,6 +94,9 @@ class Model:
     """True if nothing that reads the DeepSpeed configuration was created before the model."""
     is_always_after_setup: bool = False
     """True if each run makes it, behind an Accelerator() or TrainingArguments() that each run makes."""
+    device_map: ModelOption | None = None
+    """The argument that gives its device_map; None if none does, or the script knows DeepSpeed there."""
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -343,3 +343,35 @@ _TWICE = _plugin("num_steps=2").replace("Accelerator(grad", "Accelerator(gradien
 def test_accumulation_steps_and_a_plugin_with_them(script: str, is_refused: bool) -> None:
     found = _found(Example(script=script, command="python"))
     assert (("accumulation-given-twice", Confidence.CERTAIN) in found) is is_refused
+
+
+_BYPASSES = changed(_with(_CLEARS, ""), "accelerator.backward(error)", "error.backward()")
+_WITHOUT_STEPS = changed(_BYPASSES, _MAKES, "Accelerator()")
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "is_found"),
+    [
+        (_BYPASSES, None, True),
+        (_BYPASSES, "torchrun --nproc_per_node 2", True),
+        (_WITHOUT_STEPS, "accelerate launch --mixed_precision fp16", True),
+        (changed(_WITHOUT_STEPS, "Accelerator()", "Accelerator(mixed_precision='fp16')"), None, True),
+        (
+            changed(_WITHOUT_STEPS, "net(x)", "wrapped(net)(x)"),
+            "accelerate launch --mixed_precision fp16",
+            True,
+        ),
+        (_WITHOUT_STEPS, None, False),
+        (_WITHOUT_STEPS, "accelerate launch --mixed_precision bf16", False),
+        (_with(_CLEARS, ""), None, False),
+        (changed(_BYPASSES, _PREPARES, "data = load()"), None, False),
+        (
+            changed(_WITHOUT_STEPS, "            opt.step()", "            scaler.step(opt)"),
+            "accelerate launch --mixed_precision fp16",
+            False,
+        ),
+    ],
+)
+def test_the_loss_s_own_backward(script: str, command: str | None, is_found: bool) -> None:
+    found = [rule for rule, _ in _found(Example(script=script, command=command))]
+    assert found == (["loss-backward-beside-accelerator"] if is_found else [])

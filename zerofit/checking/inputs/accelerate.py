@@ -32,6 +32,8 @@ IN_DEEPSPEED_FILE = {
 """Where the DeepSpeed file has each of accelerate's settings (accelerate/utils/dataclasses.py)."""
 DYNAMO_BACKEND = (("dynamo_config", "dynamo_backend"), ("dynamo_config", "backend"), ("dynamo_backend",))
 """Paths of torch.compile's backend in accelerate's file."""
+STANDARD_LAUNCHER = "standard"
+"""The value of deepspeed_multinode_launcher with which torchrun starts each machine's ranks."""
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 _OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
 """Flags with which `accelerate launch` ignores the file's distributed_type."""
@@ -91,11 +93,32 @@ def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
     return launch.file.said(DEEPSPEED_SECTION, name) or launch.file.said(name)
 
 
+def launch_count(launch: LaunchLayers, name: str) -> Said[int] | None:
+    """Return a count from the flags or the file; None if it is missing, or not a whole number."""
+    said = launch_value(launch, name)
+    number = whole_number(said.value) if said else None
+    return replace(said, value=number) if said is not None and number is not None else None
+
+
 def launch_of_deepspeed(situation: Situation) -> tuple[LaunchLayers, Said[bool]] | None:
     """Return an `accelerate launch` with DeepSpeed, and the setting that enables it; None if not known."""
     launch = launch_of(situation)
     deepspeed = uses_deepspeed(launch) if launch else None
     return (launch, deepspeed) if launch and deepspeed and deepspeed.value else None
+
+
+def several_through_deepspeed(
+    situation: Situation,
+) -> tuple[LaunchLayers, Said[int], Said[Any] | None] | None:
+    """Return the launch, num_machines and the hostfile, if DeepSpeed launches on several machines."""
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    machines = launch_count(launch, "num_machines") if launch else None
+    if launch is None or machines is None or machines.value < 2:
+        return None
+    launcher = launch_value(launch, "deepspeed_multinode_launcher")
+    if launcher is not None and launcher.value == STANDARD_LAUNCHER:
+        return None
+    return launch, machines, launch_value(launch, "deepspeed_hostfile")
 
 
 def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:

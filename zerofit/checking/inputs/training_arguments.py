@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.programs import AXOLOTL, LLAMA_FACTORY, former_names_of
+from zerofit.checking.inputs.script_arguments import argument_pairs
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.document import FileKind
 from zerofit.configs.schema import ValueKind
@@ -174,35 +175,12 @@ def _class_of(text: str) -> str:
 
 
 def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[str, Said[Any]]]:
-    for name, value, text in _pairs(arguments):
+    for name, value, text in argument_pairs(arguments):
         key, is_negated = _key(fields, name)
         if key is not None:
             yield key.name, Said(value=_converted(key, value, is_negated=is_negated), text=text)
         elif _ARGUMENT.fullmatch(name):
             yield name, Said(value=value, text=text)
-
-
-def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
-    """Yield (name without dashes, value, text as written) of each argument that starts with two dashes."""
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        position += 1
-        if not word.startswith("--") or word == "--":
-            continue
-        written, equals, value = word.partition("=")
-        name = written.removeprefix("--").replace("-", "_")
-        if equals:
-            yield name, value, word
-        elif position < len(arguments) and _is_value(arguments[position]):
-            yield name, arguments[position], f"{word} {arguments[position]}"
-            position += 1
-        else:
-            yield name, None, word
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or re.fullmatch(r"-\d*\.?\d+([eE][-+]?\d+)?", word) is not None
 
 
 def _key(fields: Section, name: str) -> tuple[Key | None, bool]:

@@ -10,12 +10,13 @@ from zerofit.checking.rules.deepspeed import (
     keys,
     offload,
     readers,
+    schedules,
     sequence_parallel,
     switches,
     tensor_parallel,
     values,
 )
-from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks
+from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks, visible_gpus
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import generation as script_generation
@@ -36,8 +37,10 @@ ALL_RULES: tuple[Rule, ...] = (
     *early_reads.RULES,
     *keys.RULES,
     *switches.RULES,
+    *schedules.RULES,
     *flags.RULES,
     *machines.RULES,
+    *visible_gpus.RULES,
     *ranks.RULES,
     *offload.RULES,
     *tensor_parallel.RULES,
@@ -84,6 +87,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     *early_reads.RULES,
     *keys.RULES,
     *switches.RULES,
+    *schedules.RULES,
     *offload.RULES,
 )
 """Those that only concern runs with DeepSpeed."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
-from zerofit.scripts.source import config_reads, names, parsers, weights
+from zerofit.scripts.source import config_reads, model_options, names, parsers, weights
 from zerofit.scripts.source.conditions import exclude
 from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
 from zerofit.scripts.source.values import (
@@ -104,6 +104,8 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
         return Mapping(tuple(call.keywords.items()))
     if name == "add_argument":
         parsers.record_default(reading, call)
+    if name == "update" and isinstance(node, ast.Call):
+        model_options.note_update(reading, node)
     if name == "backward" and is_method and not call.arguments:
         reading.record(Action.BACKWARD_OF_LOSS, node)
     if is_method and name in ("step", "zero_grad"):
@@ -162,6 +164,8 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return None
     if name == names.PATH:
         return config_reads.opened(reading, call, "path")
+    if last == "BitsAndBytesConfig":
+        model_options.note_quantizer(reading, call)
     if name in names.LOADS | names.COPIES:
         return config_reads.content_of(call)
     if names.is_trainer(name):
@@ -232,6 +236,8 @@ def _load_model(reading: Reading, name: str, call: CallSite) -> Value:
         call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
     )
     loaded.frozen_by = frozen_by
+    loaded.device_map = model_options.device_map_argument(reading, call)
+    loaded.quantization = model_options.quantization(reading, call)
     weights.load(loaded, call)
     return loaded
 

@@ -286,6 +286,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
             _assign(reading, target.value, None, expression)
         case ast.Subscript():
             config_reads.mark_changed((evaluate(reading, target.value),))
+            reading.scope.expressions.setdefault(ast.unparse(target), []).append(expression)
 
 
 def _unpack(reading: Reading, targets: list[ast.expr], value: Value, expression: ast.expr) -> None:

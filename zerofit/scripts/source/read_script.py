@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
 from zerofit.scripts.flag_names import classes_of_parsers, dataclass_fields
-from zerofit.scripts.source import names
+from zerofit.scripts.source import model_options, names
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.config_reads import find_early_reads
 from zerofit.scripts.source.gradients import find_cleared
@@ -51,8 +51,11 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
         reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
         _read_uncalled_code(reading, tree)
+        facts = _facts(reading, name)
+        if model_options.handles_framework(tree):
+            facts = replace(facts, models=tuple(replace(model, device_map=None) for model in facts.models))
         return replace(
-            _facts(reading, name),
+            facts,
             parses_plain_arguments=_parses_plain_arguments(tree),
             parsed_fields=dataclass_fields(tree),
         )
@@ -163,6 +166,8 @@ def _model(reading: Reading, tracked: TrackedObject) -> Model:
         is_in_zero_init=tracked.is_in_zero_init,
         later_setup=reading.text.snippet(later.node) if later and not is_open else None,
         is_before_setup=all(seen.root != root for seen in set_up),
+        device_map=tracked.device_map,
+        quantization=tracked.quantization,
         is_always_after_setup=not (made.conditions or made.loops or root)
         and any(seen.root == 0 and not seen.conditions and not seen.loops for seen in set_up),
     )

@@ -128,6 +128,8 @@ class Reading:
     arguments: dict[str, ScriptArgument | None] = field(default_factory=dict)
     """The parsers' options by destination; None if the value does not follow from the command line."""
     conditions: list[Condition] = field(default_factory=list)
+    quantizers: dict[ast.expr, tuple[Condition, ...]] = field(default_factory=dict)
+    """Each BitsAndBytesConfig(), and the conditions under which it is made."""
     loops: list[int] = field(default_factory=list)
     functions: list[ast.AST] = field(default_factory=list)
     """Functions being interpreted, the innermost last."""

@@ -8,7 +8,15 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from zerofit.scripts.facts import ConfigFile, Keyword, ModelConstructor, ModelState, Plain
+    from zerofit.scripts.facts import (
+        ConfigFile,
+        Keyword,
+        ModelConstructor,
+        ModelOption,
+        ModelState,
+        Plain,
+        Quantization,
+    )
 
 
 class ObjectKind(Enum):
@@ -71,6 +79,9 @@ class TrackedObject:
     """For a model: the call that made its weights fp16, if the mixed precision is fp16."""
     has_open_weights: bool = False
     """For a model: True if some of its weights may be frozen, or have another format than the others."""
+    device_map: ModelOption | None = None
+    quantization: Quantization | None = None
+    """For a model: see facts.Model."""
     made_under: frozenset[int] = frozenset()
     """For a model: ids of the conditions under which it is created."""
     has_batch_size: bool = True

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import (
+    STANDARD_LAUNCHER,
     LaunchLayers,
+    launch_count,
     launch_of,
-    launch_of_deepspeed,
     launch_value,
+    several_through_deepspeed,
     uses_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import (
     ACCELERATE,
-    DEEPSPEED,
     Hit,
     Rule,
     Severity,
@@ -28,17 +27,12 @@ from zerofit.checking.rules.launch.ranks import uneven_nodes
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue
 from zerofit.core.command import Launcher
-from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-
-
-_GPU_IDS = re.compile(r"\d+(,\d+)*")
-_STANDARD = "standard"
 
 
 @Rule(
@@ -55,18 +49,11 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
     if launch is None:
         return
-    ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
+    ranks, machines = launch_count(launch, "num_processes"), launch_count(launch, "num_machines")
     if ranks is None or machines is None or machines.value < 2 or ranks.value < 1:
         return
     if ranks.value % machines.value:
         yield Hit(found=f"{ranks.text} with {machines.text}", place=ranks.place)
-
-
-def _count(launch: LaunchLayers, name: str) -> Said[int] | None:
-    """Return a count from the flags or the file; None if it is missing, or not a whole number."""
-    said = launch_value(launch, name)
-    number = whole_number(said.value) if said else None
-    return replace(said, value=number) if said is not None and number is not None else None
 
 
 @Rule(
@@ -117,66 +104,15 @@ def _where_ranks_are_a_number(launch: LaunchLayers) -> str:
         return ""
     if chosen is None and kind is not None and kind.value in (False, "NO", "MULTI_CPU"):
         return kind.text
-    machines = _count(launch, "num_machines")
+    machines = launch_count(launch, "num_machines")
     if machines is None or machines.value < 2:
         return ""
     use, launcher = uses_deepspeed(launch), launch_value(launch, "deepspeed_multinode_launcher")
-    if use is not None and use.value and (launcher is None or launcher.value != _STANDARD):
+    if use is not None and use.value and (launcher is None or launcher.value != STANDARD_LAUNCHER):
         filters = (launch_value(launch, f"deepspeed_{name}_filter") for name in ("exclusion", "inclusion"))
         if any(said is not None and said.value is not None for said in filters):
             return ""  # DeepSpeed's launcher then counts the GPUs itself
     return machines.text
-
-
-@Rule(
-    id="gpu-ids-too-few",
-    severity=Severity.ERROR,
-    summary="gpu_ids names fewer GPUs than there are ranks",
-    why="the ranks see no other GPUs, and those without one fail with an invalid device ordinal",
-    fix="name a GPU for each rank, or lower num_processes",
-    see=f"{ACCELERATE}/utils/launch.py",
-    evidence=fails(not_reproduced="needs GPUs"),
-)
-def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
-    found = launch_of_deepspeed(situation)
-    if found is None:
-        return
-    launch = found[0]
-    gpu_ids, on_cpu = launch_value(launch, "gpu_ids"), launch_value(launch, "use_cpu")
-    ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
-    if gpu_ids is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
-        return
-    if not isinstance(gpu_ids.value, str) or not _GPU_IDS.fullmatch(gpu_ids.value):
-        return
-    if (machines is None or machines.value == 1) and ranks.value > len(gpu_ids.value.split(",")):
-        yield Hit(found=f"{ranks.text} with {gpu_ids.text}", place=gpu_ids.place)
-
-
-@Rule(
-    id="visible-devices-ignored",
-    severity=Severity.WARNING,
-    summary="DeepSpeed's launcher ignores CUDA_VISIBLE_DEVICES beside flags that choose GPUs",
-    why="with one of these flags the launcher removes the variable, and counts all GPUs of the machine",
-    fix="name the GPUs in --include localhost:IDS, or leave the flag out",
-    see=f"{DEEPSPEED}/launcher/runner.py",
-    evidence=ignored(not_reproduced="needs GPUs"),
-)
-def _ignored_devices(situation: Situation) -> Iterator[Hit]:
-    command = situation.command
-    if command is None or command.launcher is not Launcher.DEEPSPEED or command.find("hostfile"):
-        return
-    ids = dict(command.environment).get("CUDA_VISIBLE_DEVICES", "")
-    chosen = command.find("include", "exclude", "num_gpus")
-    if chosen is None or not _GPU_IDS.fullmatch(ids):
-        return
-    named, taken = ids.split(","), str(chosen.value).rpartition(":")[2].split(",")
-    if chosen.name == "num_gpus":
-        number = whole_number(chosen.value)
-        if number is None or number < 1:
-            return  # unknown, or as without the flag
-        named, taken = named[:number], [str(gpu) for gpu in range(min(number, len(named) + 1))]
-    if chosen.name == "exclude" or sorted(named) != sorted(taken):
-        yield Hit(found=f"CUDA_VISIBLE_DEVICES={ids} with {chosen.text}")
 
 
 @Rule(
@@ -190,26 +126,11 @@ def _ignored_devices(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("world_size", 1)),
 )
 def _no_hostfile(situation: Situation) -> Iterator[Hit]:
-    launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    launch, machines, hostfile = several_through_deepspeed(situation) or (None, None, None)
     if launch and machines and not (hostfile and hostfile.value):
         launcher = launch_value(launch, "deepspeed_multinode_launcher")
         text = launcher.text if launcher else "no deepspeed_multinode_launcher"
         yield Hit(found=f"{machines.text} with {text} and no deepspeed_hostfile", place=machines.place)
-
-
-def _several_through_deepspeed(
-    situation: Situation,
-) -> tuple[LaunchLayers, Said[Any], Said[Any] | None] | None:
-    """Return the launch, num_machines and the hostfile, if DeepSpeed launches on several machines."""
-    found = launch_of_deepspeed(situation)
-    if found is None:
-        return None
-    launch = found[0]
-    machines = _count(launch, "num_machines")
-    launcher = launch_value(launch, "deepspeed_multinode_launcher")
-    if machines is None or machines.value < 2 or (launcher is not None and launcher.value == _STANDARD):
-        return None
-    return launch, machines, launch_value(launch, "deepspeed_hostfile")
 
 
 @Rule(
@@ -223,7 +144,7 @@ def _several_through_deepspeed(
     evidence=ignored(("left .deepspeed_env", True)),
 )
 def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
-    _, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    _, machines, hostfile = several_through_deepspeed(situation) or (None, None, None)
     if machines and hostfile and hostfile.value:
         yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
 

@@ -102,6 +102,32 @@ def _clears_by_hand(situation: Situation) -> Iterator[Hit]:
 
 
 @Rule(
+    id="loss-backward-beside-accelerator",
+    severity=Severity.ERROR,
+    summary="loss.backward() in place of accelerator.backward(loss)",
+    why="accelerator.backward() divides by the accumulation steps, and applies the scale of fp16, which "
+    "step() divides by or misses",
+    fix="write accelerator.backward(loss)",
+    see=f"{ACCELERATE}/accelerator.py",
+    evidence=DIFFERS,
+)
+def _bypasses_accelerator(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.BACKWARD):
+        return
+    reason = _fp16(situation, script) or _steps(script)
+    own_scaler = script.find(Action.STEP_SCALED, Action.INITIALIZE)
+    if reason is None or own_scaler or not is_without_deepspeed(situation) or _is_sharded(situation):
+        return
+    loops = {call.loop for call in script.find(Action.STEP) if call.loop and not call.is_engine_checked}
+    if not script.find(Action.PREPARE):
+        return
+    for call in script.find(Action.BACKWARD_OF_LOSS):
+        if call.loop in loops and not call.is_engine_checked:
+            yield hit(call.seen, f" with {reason.text}")
+
+
+@Rule(
     id="fp16-weights-under-grad-scaler",
     severity=Severity.ERROR,
     summary="under fp16 mixed precision weights that train must be fp32",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of_deepspeed, named_deepspeed_file
-from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails
+from zerofit.checking.inputs.script_arguments import given_argument, is_on
+from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails, hit_of
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.rules.script.limits import SHARDED, beyond_limit
 from zerofit.checking.situation import stage_of
-from zerofit.core.command import Route
-from zerofit.core.setting import Confidence
+from zerofit.core.command import Launcher, Route
+from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.facts import Action, ModelConstructor
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import Keyword, Model
 
 
+_DEVICE_MAP = "device_map"
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Values of device_map that spread the layers over all GPUs of the machine."""
 _LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
@@ -41,10 +44,28 @@ _OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
 @at_stages(ZeroStage.PARAMETERS)
 def _device_map(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
-        if _device_map_of(model) and not model.is_before_setup:
+        if model.is_before_setup:
+            continue
+        if _device_map_of(model):
             stage = stage_of(situation)
             is_certain = model.is_always_after_setup and stage.confidence is Confidence.CERTAIN
             yield hit(model.made, confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY)
+        elif (said := _given_device_map(situation, model)) is not None:
+            yield replace(hit(model.made, f" with {said.text}"), fix=f"leave {said.text} out")
+    said = given_argument(situation, _DEVICE_MAP)
+    if situation.script is None and situation.command is not None and said is not None and _is_map(said):
+        why = "its source is not known here; transformers refuses both together"
+        yield hit_of(replace(said, confidence=Confidence.POSSIBLE), why=why, fix=f"leave {said.text} out")
+
+
+def _given_device_map(situation: Situation, model: Model) -> Said[Any] | None:
+    """Return the argument that gives a model's device_map, if it is given one."""
+    said = given_argument(situation, model.device_map.argument) if model.device_map else None
+    return said if said is not None and _is_map(said) else None
+
+
+def _is_map(said: Said[Any]) -> bool:
+    return str(said.value).lower() not in ("", "none", "null")
 
 
 def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
@@ -57,7 +78,7 @@ def _device_map_of(model: Model) -> list[Keyword]:
     return [
         keyword
         for keyword in model.keywords
-        if keyword.name.partition(".")[0] == "device_map" and keyword.value is not None
+        if keyword.name.partition(".")[0] == _DEVICE_MAP and keyword.value is not None
     ]
 
 
@@ -83,9 +104,16 @@ def _split_models(situation: Situation) -> Iterator[Hit]:
         return
     for model in _trained(situation, *_LIBRARY):
         devices = {keyword.value for keyword in _device_map_of(model)}
+        said = _given_device_map(situation, model)
+        if not devices and said is not None and model.device_map and not model.device_map.is_replaced:
+            devices = {said.value}
         splits = len(devices) > 1 or bool(devices & _OVER_ALL_GPUS and _may_have_gpus(situation))
-        if splits and not _refused_by_zero3(situation, model):
+        if not splits or _refused_by_zero3(situation, model):
+            continue
+        if said is None:
             yield hit(model.made)
+        else:
+            yield replace(hit(model.made, f" with {said.text}"), fix=f"leave {said.text} out")
 
 
 def _may_have_gpus(situation: Situation) -> bool:
@@ -113,6 +141,30 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
         if model.later_setup is not None:
             yield hit(model.made, f" before {model.later_setup.text} in line {model.later_setup.place.line}")
+
+
+@Rule(
+    id="zero3-quantized-model-whole",
+    severity=Severity.ADVICE,
+    summary="under ZeRO-3 every rank loads the whole of a model that bitsandbytes quantizes",
+    why="from_pretrained() does not partition quantized weights at construction, so each rank first needs "
+    "memory for all of them",
+    fix="load it unquantized, or set {zero_stage} to 2 or less",
+    see="https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/modeling_utils.py",
+    evidence=COSTS,
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _quantized_whole(situation: Situation) -> Iterator[Hit]:
+    if situation.strategy is not None or situation.launcher is Launcher.ZEROFIT:
+        return  # quantized-script-below-zero3
+    for model in _trained(situation, ModelConstructor.PRETRAINED):
+        quantization = model.quantization
+        if quantization is None:
+            continue
+        given = [said for name in quantization.arguments if (said := given_argument(situation, name))]
+        asked = next((said for said in given if is_on(said)), None)
+        if asked is not None or not quantization.arguments:
+            yield hit(quantization.made, f" with {asked.text}" if asked else "")
 
 
 @Rule(

@@ -24,14 +24,6 @@ EXAMPLES = {
         bad=Example(accelerate=_file(num_processes="2", deepspeed_multinode_launcher=_STANDARD)),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
     ),
-    "gpu-ids-too-few": Examples(
-        bad=Example(accelerate={**_file(num_machines=1, num_processes=4), "gpu_ids": "0,1"}),
-        good=Example(accelerate={**_file(num_machines=1), "gpu_ids": "0,1"}),
-    ),
-    "visible-devices-ignored": Examples(
-        bad=Example(deepspeed=config(2), command="CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2"),
-        good=Example(deepspeed=config(2), command="CUDA_VISIBLE_DEVICES=2,3 deepspeed"),
-    ),
     "multinode-needs-hostfile": Examples(
         bad=Example(accelerate=_file()),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),

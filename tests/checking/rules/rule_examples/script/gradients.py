@@ -27,6 +27,8 @@ for batch in loader:
         optimizer.zero_grad()
 """,
 )
+_BY_SGD = changed(_ACCUMULATES, "AdamW(model.parameters(), lr=0.01)", "SGD(model.parameters(), lr=1.0)")
+"""AdamW's step is the same whatever number the gradients are divided by."""
 _CLEARS_FIRST = changed(_ACCUMULATES, "        optimizer.zero_grad()\n", "")
 _CLEARS_FIRST = changed(_CLEARS_FIRST, "        loss = ", "        optimizer.zero_grad()\n        loss = ")
 _BY_PLUGIN = changed(
@@ -80,6 +82,10 @@ EXAMPLES = {
     "zero-grad-in-each-micro-batch": Examples(
         bad=Example(command=_RANKS, script=changed(_BY_HAND, "        optimizer.zero", "    optimizer.zero")),
         good=Example(command=_RANKS, script=_BY_HAND),
+    ),
+    "loss-backward-beside-accelerator": Examples(
+        bad=Example(script=changed(_BY_SGD, "accelerator.backward(loss)", "loss.backward()"), command=_RANKS),
+        good=Example(script=_BY_SGD, command=_RANKS),
     ),
     "fp16-weights-under-grad-scaler": Examples(
         bad=Example(command=_RANKS, script=_HALF),

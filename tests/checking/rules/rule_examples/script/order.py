@@ -14,6 +14,19 @@ accelerator = Accelerator()
 {_LOADS}""",
     "accelerator = Accelerator()\nmodel = LlamaForCausalLM(config)\n",
 )
+_QUANTIZED = changed(LOADED, "import torch\n", "import torch\nfrom peft import LoraConfig, get_peft_model\n")
+_QUANTIZED = changed(
+    _QUANTIZED, "LlamaForCausalLM, set_seed", "BitsAndBytesConfig, LlamaForCausalLM, set_seed"
+)
+_QUANTIZED = changed(
+    _QUANTIZED,
+    _LOADS,
+    """\
+quantization = BitsAndBytesConfig(load_in_8bit=True)
+model = AutoModelForCausalLM.from_pretrained("model", quantization_config=quantization)
+model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+""",
+)
 _EARLY = changed(LOADED, f"accelerator = Accelerator()\n{_LOADS}", f"{_LOADS}accelerator = Accelerator()\n")
 _ON_TWO_DEVICES = 'device_map={"model": "cpu", "lm_head": "disk"}'
 _FIRST_STEP = "for batch in loader:\n"
@@ -61,6 +74,10 @@ EXAMPLES = {
     "zero3-model-made-too-early": Examples(
         bad=at_zero(3, _EARLY),
         good=at_zero(3, LOADED),
+    ),
+    "zero3-quantized-model-whole": Examples(
+        bad=at_zero(3, _QUANTIZED),
+        good=at_zero(2, _QUANTIZED),
     ),
     "zero3-model-made-whole": Examples(
         bad=at_zero(3, _MADE_WHOLE),
