@@ -170,7 +170,8 @@ def _run_passes(
                 inputs = _next_inputs(inputs, tokens + step, has_cache=bool(cache))
             outputs = model(**inputs, **cache, **_last_logits(model), use_cache=True)
             cache = _cache_of(outputs)
-            scores = _choose_tokens(outputs, cache, call)  # generate() holds them through the next pass
+            # generate() holds the scores through the next pass.
+            scores = _choose_tokens(outputs, cache, call, recorder)
             for tensor in _tensors_of(list(cache.values()), set()):
                 recorder.retag(tensor, TensorKind.CACHE)
             del outputs
@@ -227,7 +228,7 @@ def _arguments(model: Any) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
 
 
-def _choose_tokens(outputs: Any, cache: dict[str, Any], call: GenerateCall) -> Any:
+def _choose_tokens(outputs: Any, cache: dict[str, Any], call: GenerateCall, recorder: Recorder) -> Any:
     """Do what generate() does with the last logits: copy them in fp32, sort them, reorder the beams' cache.
 
     ASSUMPTION: sampling has a temperature, top-k and top-p. Source: transformers 5.23, generation/utils.py,
@@ -242,12 +243,29 @@ def _choose_tokens(outputs: Any, cache: dict[str, Any], call: GenerateCall) -> A
         scores = scores + torch.zeros_like(scores[:, :1])
         scores.view(-1, call.num_beams * scores.shape[-1]).topk(2 * call.num_beams)
         for each in cache.values():
-            each.reorder_cache(torch.zeros(len(scores), dtype=torch.int64))
+            _reorder(each, torch.zeros(len(scores), dtype=torch.int64), recorder)
     elif call.samples:
         warpers = [TemperatureLogitsWarper(0.5), TopKLogitsWarper(2), TopPLogitsWarper(0.5)]
         scores = LogitsProcessorList(warpers)(None, scores)
         torch.multinomial(scores.softmax(dim=-1), num_samples=1)
     return scores
+
+
+def _reorder(cache: Any, beams: Any, recorder: Recorder) -> None:
+    """Do what cache.reorder_cache() does, with what it allocates assigned to the modules of the layers."""
+    parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    for part in [cache] if None in parts else parts:
+        for layer in part.layers:
+            held = next(
+                (
+                    index
+                    for tensor in _tensors_of(layer, set())
+                    if (index := recorder.index_of(tensor)) is not None
+                ),
+                None,
+            )
+            with recorder.inside(-1 if held is None else recorder.log.modules[held]):
+                layer.reorder_cache(beams)
 
 
 def _cache_of(outputs: Any) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class _Replication:
             elif not first or (Event.FORWARD_ENTER, layers[0]) in entered:
                 edges = self._forward_edges(layers, first, last)
                 found += _segments(edges, order, len(found), is_forward=True)
+                for again in self._edges_after(edges[-1], last):
+                    found += _segments(again, order, len(found), is_forward=True)
         segments, end = list[_Segment](), 0
         for segment in found:
             if segment.start < end:
@@ -106,6 +108,30 @@ class _Replication:
         while end < len(codes) and codes[end] == Event.FREE:
             end += 1
         return [*starts, end]
+
+    def _edges_after(self, start: int, end: int) -> Iterator[list[int]]:
+        """Yield where each layer begins, and the last one ends, in each round over them behind their forward.
+
+        Beam search reorders the caches of all layers so.
+        """
+        log, turns, ends = self._log, list[tuple[int, int]](), 0
+        for place in range(start, end):
+            if log.codes[place] != Event.ALLOCATE:
+                continue
+            module = log.modules[log.arguments[place]]
+            match = self._layer.match(self._skeleton.modules[module]) if module >= 0 else None
+            if match is not None and (not turns or turns[-1][1] != int(match[1])):
+                turns.append((place, int(match[1])))
+            ends = place + 1 if match else ends
+        number, order = self._num_layers, [*range(self._num_layers)]
+        rounds = [turns[first : first + number] for first in range(0, len(turns), number)]
+        if any([layer for _, layer in turn] != order for turn in rounds):
+            return
+        while ends < end and log.codes[ends] == Event.FREE:
+            ends += 1
+        lasts = [turn[0][0] for turn in rounds[1:]]
+        for turn, last in zip(rounds, [*lasts, ends], strict=False):
+            yield [*(place for place, _ in turn), last]
 
     def _backward_edges(self, layers: list[int], turn: int, end: int) -> list[int]:
         """Return where the backward pass reaches each layer, from the last, and where it ends."""
