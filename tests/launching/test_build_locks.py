@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from forked_programs import ForkedProgram
 from runs import environment
 
 _BUILDS = """
@@ -34,12 +34,12 @@ time.sleep(600)
 _LAUNCH = (sys.executable, "-m", "zerofit", "launch", "--cpu", "--no-capture", "--engine", "native")
 
 
-def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def _start(folder: Path, *arguments: str) -> ForkedProgram:
     (folder / "train.py").write_text(_BUILDS)
     (folder / "ext").mkdir(exist_ok=True)
     command = (*_LAUNCH, "--num-processes", "1", "train.py", *arguments)
     variables = environment(TORCH_EXTENSIONS_DIR=str(folder / "ext"))
-    return subprocess.Popen(command, cwd=folder, env=variables, stderr=subprocess.PIPE, text=True)
+    return ForkedProgram(command, cwd=folder, env=variables)
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, "rank", "fails", "ends"])

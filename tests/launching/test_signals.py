@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_programs import ForkedProgram
 from running_launches import assert_all_gone
 from runs import SCRIPTS, environment
 
@@ -28,9 +29,7 @@ SIGNALS = [pytest.param(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, m
 PATIENCE_S = 60
 
 
-def start_waiting(
-    folder: Path, num_ranks: int, *ignored: str
-) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def start_waiting(folder: Path, num_ranks: int, *ignored: str) -> tuple[ForkedProgram, list[psutil.Process]]:
     """Launch the waiting script; return the launch and every process below it, once all ranks wait."""
     process = _start(folder, num_ranks, WAIT, *ignored)
     pids = [int(pid) for rank in range(num_ranks) for pid in (folder / f"waiting{rank}").read_text().split()]
@@ -43,21 +42,14 @@ def _command(num_ranks: int, *target: str) -> list[str]:
     return [sys.executable, "-m", "zerofit", "launch", "--cpu", *RANKS[num_ranks], *target]
 
 
-def _start(folder: Path, num_ranks: int, *target: str) -> subprocess.Popen[str]:
-    """Launch a script; return once all ranks wait."""
-    process = subprocess.Popen(
-        _command(num_ranks, *target),
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _start(folder: Path, num_ranks: int, *target: str) -> ForkedProgram:
+    """Launch a script as a fork; return once all ranks wait."""
+    process = ForkedProgram(_command(num_ranks, *target), cwd=folder, env=environment())
     wait_for_ranks(folder, process, num_ranks)
     return process
 
 
-def wait_for_ranks(folder: Path, process: subprocess.Popen[str], num_ranks: int) -> None:
+def wait_for_ranks(folder: Path, process: subprocess.Popen[str] | ForkedProgram, num_ranks: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not all((folder / f"waiting{rank}").exists() for rank in range(num_ranks)):
         assert process.poll() is None, process.communicate()[1]
