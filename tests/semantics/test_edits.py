@@ -1,7 +1,7 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-25 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
-the docs (docs/reference/edits.md).
+22 pairs of an edit and a layout run at each change, and 5 more in CI; all are evidence, in fp32 and bf16,
+and are a table of the docs (docs/reference/edits.md).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MOST_OF_DDP = 2.0
 _MISSING = ("timm-", "pytorch-optimizer-")
 """Optimizers of packages that are not installed with the tests."""
 _CI = [
-    ("clamp", "z1"),
+    pytest.param("clamp", "z1", marks=pytest.mark.slow),
     ("clamp-data", "z2"),
     ("clamp-by-groups", "z3"),
     ("replace-data", "z2"),
     ("normalize-in-step-hook", "z2"),
-    ("normalize-in-step-hook", "z3-offload"),
+    pytest.param("normalize-in-step-hook", "z3-offload", marks=pytest.mark.slow),
     ("write-by-numpy", "z2"),
-    ("lookahead", "z3-sharded"),
+    pytest.param("lookahead", "z3-sharded", marks=pytest.mark.slow),
     ("weight-penalty", "z3-sharded"),
     ("freeze-late", "z3-sharded"),
     ("average-for-evaluation", "z2"),
@@ -42,10 +42,10 @@ _CI = [
     ("main-process-evaluates", "z2"),
     ("narrow-parameters", "split"),
     ("narrow-parameters", "z3"),
-    ("spectral-norm", "z3"),
+    pytest.param("spectral-norm", "z3", marks=pytest.mark.slow),
     ("zero-biases", "z2"),
     ("skip-large-norms", "z1"),
-    ("clamp-gradients-by-groups", "z2"),
+    pytest.param("clamp-gradients-by-groups", "z2", marks=pytest.mark.slow),
     ("clamp-in-tensor-hooks", "split"),
     ("gradient-penalty", "z2"),
     ("unused-head", "z3"),

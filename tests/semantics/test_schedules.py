@@ -37,8 +37,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 @pytest.mark.parametrize(
     ("schedule", "optimizer", "layout"),
     [
-        ("one-cycle", "adamw", "z2"),
-        ("one-cycle", "sgd", "z3"),
+        pytest.param("one-cycle", "adamw", "z2", marks=pytest.mark.slow),
+        pytest.param("one-cycle", "sgd", "z3", marks=pytest.mark.slow),
         ("one-cycle-of-groups", "adamw", "z3"),
         ("one-cycle-without-momentum", "adamw", "z1"),
         ("cyclic", "sgd", "z1"),
