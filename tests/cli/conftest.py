@@ -40,10 +40,10 @@ def zerofit_fork() -> RunZerofit:
     """
 
     def run(
-        *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None
+        *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         command = (sys.executable, "-m", "zerofit", *arguments)
-        done = run_command(command, cwd, **(environment or {}))
+        done = run_command(command, cwd, stdin=stdin, **(environment or {}))
         return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
     return run

@@ -294,12 +294,12 @@ def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_ov
 
 
 def test_two_ranks_under_zero3_read_stdin_and_write_stdout(
-    generate_folder: Path, zerofit_process: RunZerofit, built_ops: None
+    generate_folder: Path, zerofit_fork: RunZerofit, built_ops: None
 ) -> None:
     line = "--model t5 --prompts - --out - --max-new-tokens 6 --batch-size 1"
     line += " --cpu --num-processes 2 --zero-stage 3"
     prompts = ["hello", "good day", "a third one"]
-    finished = zerofit_process(
+    finished = zerofit_fork(
         "generate", *line.split(), cwd=generate_folder, stdin="".join(f'"{prompt}"\n' for prompt in prompts)
     )
     assert finished.returncode == 0, finished.stderr

@@ -35,6 +35,7 @@ class ForkedProgram:
         command: the interpreter, then what it runs: `-m module` or a script, and arguments.
         cwd: its working folder.
         env: all its variables.
+        stdin: what it reads from standard input.
         stdout: file for standard output; None keeps it for communicate().
         stderr: file for standard error, likewise.
         start_new_session: True makes it the leader of a session.
@@ -46,6 +47,7 @@ class ForkedProgram:
         *,
         cwd: Path,
         env: Mapping[str, str],
+        stdin: str = "",
         stdout: IO[Any] | None = None,
         stderr: IO[Any] | None = None,
         start_new_session: bool = False,
@@ -65,8 +67,10 @@ class ForkedProgram:
             "kept": [],
             "is_session": start_new_session,
         }
-        with open(os.devnull, "rb") as nothing:
-            descriptors = [nothing.fileno(), *(file.fileno() for file in self._output)]
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin.encode())
+            given.seek(0)
+            descriptors = [given.fileno(), *(file.fileno() for file in self._output)]
             send_program(self._channel, program, descriptors)
         self.pid: int = self._read(time.monotonic() + _START_LIMIT_S)["pid"]
 

@@ -72,12 +72,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "PATH": path, **more}
 
 
-def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
+def run_command(command: Sequence[str], folder: Path, *, stdin: str = "", **more: str) -> Run:
     """Run a script or module in a folder to its end, as a fork of the fork server.
 
     Messages of zerofit must name no flag that is not in the command.
     """
-    program = ForkedProgram(command, cwd=folder, env=environment(**more))
+    program = ForkedProgram(command, cwd=folder, env=environment(**more), stdin=stdin)
     return _finished(program, command, folder)
 
 
