@@ -150,7 +150,7 @@ _CHOICES: list[tuple[str, Machine, dict[str, Any], str]] = [
 def test_the_first_layout_that_fits_is_chosen(
     name: str, node: Machine, request_: dict[str, Any], expected: str
 ) -> None:
-    call = {"prompt_length": 512} if name == "gpt2" else {}
+    call = {"prompt_length": 64, "max_new_tokens": 32} if name == "gpt2" else {}
     assert _layout(_plan(name, node, call=call, **request_)) == expected
 
 

@@ -107,7 +107,7 @@ _LARGER = {**BERT, "vocab_size": 8000, "hidden_size": 256, "intermediate_size": 
 @pytest.mark.parametrize(
     ("limit_bytes", "state"),
     [
-        (30 * MIB, TrialState.OUT_OF_MEMORY),
+        pytest.param(30 * MIB, TrialState.OUT_OF_MEMORY, marks=pytest.mark.slow),
         pytest.param(1000 * MIB, TrialState.DONE, marks=pytest.mark.slow),
     ],
 )

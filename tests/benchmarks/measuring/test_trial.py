@@ -82,6 +82,7 @@ def test_a_closed_standard_input_ends_it_quietly(tmp_path: Path) -> None:
     assert not place.result.exists()
 
 
+@pytest.mark.slow
 def test_one_that_fails_before_its_turn_says_why_at_its_turn(tmp_path: Path) -> None:
     others = psutil.Process().children()
     spec = spec_in(tmp_path, waits=True, task="no-such-task")
@@ -102,6 +103,7 @@ def test_a_killed_one_that_waits_says_so(tmp_path: Path) -> None:
     assert outcome.reason.startswith("ended by SIGKILL, while importing")
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"

@@ -47,9 +47,9 @@ def _log(size: int, *, tie_word_embeddings: bool = False, **fields: Any) -> Allo
 @pytest.mark.parametrize(
     ("fields", "num_layers"),
     [
-        ({"sequence_parallel_size": 2}, 1),
+        pytest.param({"sequence_parallel_size": 2}, 1, marks=pytest.mark.slow),
         ({"tensor_parallel_size": 2}, 1),
-        ({"pipeline_parallel_size": 2, "pipeline_place": 1}, 2),
+        pytest.param({"pipeline_parallel_size": 2, "pipeline_place": 1}, 2, marks=pytest.mark.slow),
     ],
 )
 def test_two_runs_make_the_trace_that_more_runs_check(fields: dict[str, int], num_layers: int) -> None:

@@ -149,6 +149,7 @@ def test_a_trainer_that_goes_on_from_a_checkpoint_reads_none_of_it(captured_in_f
     assert [one.num_steps for one in capture.schedulers] == [9]
 
 
+@pytest.mark.slow
 def test_it_is_the_same_where_the_script_itself_imports_the_libraries(
     left: Any, capture_in_child: Any
 ) -> None:
