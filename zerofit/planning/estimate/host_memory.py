@@ -16,7 +16,7 @@ from zerofit.planning.estimate.engines.engine import bucket_sizes
 from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from zerofit.core.facts import Machine, ModelFacts
     from zerofit.planning.estimate.engines.engine import Setup
@@ -34,15 +34,26 @@ class HostLedger:
     """
 
     def __init__(self) -> None:
-        self.largest: dict[RunPhase, Mapping[tuple[str, Holder], int]] = {}
-        """By phase, bytes by term and holder at its peak, in which mapped files do not count."""
+        self._largest: dict[RunPhase, Mapping[tuple[str, Holder], int]] = {}
         self._phase: RunPhase | None = None
         self._live: Counter[tuple[str, Holder]] = Counter()
+        self._total = 0
+        self._peaks: dict[RunPhase, tuple[int, int]] = {}
+        """By phase, the bytes at its peak: without those of mapped files, and with them."""
+        self._is_at_peak = False
+        """True if what lives now is the phase's peak, of which there is no copy yet."""
         self._blocks: list[tuple[tuple[str, Holder], int]] = []
         self._idle: Counter[int] = Counter()  # cached pinned blocks, by size
 
+    @property
+    def largest(self) -> Mapping[RunPhase, Mapping[tuple[str, Holder], int]]:
+        """By phase, bytes by term and holder at its peak, in which mapped files do not count."""
+        self._keep()
+        return self._largest
+
     def begin(self, phase: RunPhase) -> None:
         """Begin a phase; it may come more than once."""
+        self._keep()
         self._phase = phase
         self._compare()
 
@@ -54,20 +65,26 @@ class HostLedger:
             if self._idle[size]:
                 self._idle[size] -= 1
                 self._live[ROUNDING, Holder.PINNED] -= num_bytes
+                self._total -= num_bytes
             else:
                 self._live[ROUNDING, Holder.PINNED] += size - num_bytes
+                self._total += size - num_bytes
         self._live[key] += num_bytes
+        self._total += num_bytes
         self._blocks.append((key, num_bytes))
         self._compare()
         return len(self._blocks) - 1
 
     def drop(self, block: int) -> None:
         """Free a block."""
+        self._keep()
         key, num_bytes = self._blocks[block]
         self._live[key] -= num_bytes
+        self._total -= num_bytes
         if key[1] is Holder.PINNED and num_bytes:
             self._idle[1 << (num_bytes - 1).bit_length()] += 1
             self._live[ROUNDING, Holder.PINNED] += num_bytes
+            self._total += num_bytes
 
     def scratch(self, num_bytes: int, term: str) -> None:
         """Allocate a pageable block and free it at once."""
@@ -84,13 +101,18 @@ class HostLedger:
 
     def _compare(self) -> None:
         phase = self._phase
-        if phase is not None and _size(self._live) >= _size(self.largest.get(phase, {})):
-            self.largest[phase] = dict(self._live)
+        if phase is None:
+            return
+        size = self._total - self._live.get((CHECKPOINT, Holder.PAGEABLE), 0), self._total
+        self._is_at_peak = size >= self._peaks.get(phase, (0, 0))
+        if self._is_at_peak:
+            self._peaks[phase] = size
 
-
-def _size(held: Mapping[tuple[str, Holder], int]) -> tuple[int, int]:
-    total = sum(held.values())
-    return total - held.get((CHECKPOINT, Holder.PAGEABLE), 0), total
+    def _keep(self) -> None:
+        """Copy what lives at the phase's peak, before it changes."""
+        if self._is_at_peak and self._phase is not None:
+            self._largest[self._phase] = dict(self._live)
+            self._is_at_peak = False
 
 
 WEIGHTS, CAST = "weights", "cast weights"
@@ -135,6 +157,15 @@ class HostRank:
         self._weights: list[int] = []
         self._checkpoint: list[int] = []
         self._own_parts: dict[int, int] = {}
+
+    @property
+    def accumulates_own_gradients(self) -> bool:
+        """True if whole gradients accumulate on the host, which are others on each rank.
+
+        Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py:1824.
+        """
+        is_offloaded = self._stage is ZeroStage.GRADIENTS and self._offload is not OffloadDevice.NONE
+        return is_offloaded and self._setup.num_micro_batches > 1
 
     def play(self) -> HostLedger:
         """Play the run and return its ledger."""
@@ -311,14 +342,12 @@ class HostRank:
             self.ledger.scratch(elements * self._unit, CONVERTED)
 
     def _first_backward(self) -> None:
-        """At stage 2 whole gradients accumulate on the host (stage_1_and_2.py:1824), under FSDP2 shards."""
+        """Gradients accumulate on the host: under FSDP2 those of shards, at stage 2 whole ones."""
         if self._is_sharded and self._offload is OffloadDevice.CPU:
             for number in self._trained:
                 self.ledger.pin(self._shards[number] * self._bytes[number], GRADIENTS, pins=True)
             return
-        if self._stage is not ZeroStage.GRADIENTS or self._offload is OffloadDevice.NONE:
-            return
-        if self._setup.num_micro_batches > 1:
+        if self.accumulates_own_gradients:
             for position in self._group.held_by(self._rank):
                 size = self._sizes[self._trained[position]] * self._unit
                 self.ledger.pin(size, GRADIENT_BUFFER, pins=self._pins)
@@ -486,10 +515,11 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
     loaded = ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
     on_gpu = bool(machine.gpus) and not setup.topology.on_cpu
     totals: dict[RunPhase, Counter[tuple[str, Holder]]] = {}
-    for rank in range(setup.topology.ranks_per_node):
-        played = HostRank(setup, rank=rank, loaded_bytes_per_element=loaded).play()
-        for phase, held in played.largest.items():
-            totals.setdefault(phase, Counter()).update(held)
+    for number, rank in _played_ranks(setup, loaded):
+        for phase, held in rank.play().largest.items():
+            total = totals.setdefault(phase, Counter())
+            for key, num_bytes in held.items():
+                total[key] += number * num_bytes
     process = process_term(setup.topology.ranks_per_node, on_gpu=on_gpu)
     for held in totals.values():
         _limit_checkpoint(held, machine.host_memory_available_bytes - process.num_bytes)
@@ -503,6 +533,17 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
         uncertainty_source="ASSUMPTION: tensors agree with measured CPU ranks within 1 %; what CUDA's"
         " libraries and the data pipeline take on the host was not measured",
     )
+
+
+def _played_ranks(setup: Setup, loaded: int) -> Iterator[tuple[int, HostRank]]:
+    """Yield the ranks of a node that are played, and for how many each stands."""
+    left = setup.topology.ranks_per_node
+    for number in range(left):
+        rank = HostRank(setup, rank=number, loaded_bytes_per_element=loaded)
+        alike = left - number if number and not rank.accumulates_own_gradients else 1
+        yield alike, rank
+        if number + alike == left:
+            return
 
 
 def nvme_bytes_needed(setup: Setup) -> int:
