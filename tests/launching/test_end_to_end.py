@@ -95,7 +95,7 @@ def test_a_trainer_under_zero_3_has_the_losses_of_plain_accelerate_and_resumes(
     assert saved_dtypes(run.folder / "out") == {"F32"}
     (run.folder / "out" / "trainer_state.json").unlink()
     resuming = ("--save_strategy=steps", "--resume_from_checkpoint=out/checkpoint-5")
-    resumed = launch(*flags, "--no-capture", *target, *resuming).check()
+    resumed = launch(*flags, *target, *resuming).check()
     assert resumed.stdout.count("{'loss': ") == NUM_STEPS - 5
     assert trainer_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
