@@ -64,7 +64,13 @@ def _with_peaks(asked: Problem, factor: float) -> Problem:
     return replace(asked, machine=replace(asked.machine, gpus=gpus))
 
 
-@pytest.mark.parametrize("factor", [1 - UNCERTAINTY + 0.01, 0.9, 1.0, 1.1, 1 + UNCERTAINTY - 0.01])
+@pytest.mark.parametrize(
+    "factor",
+    [
+        *(1 - UNCERTAINTY + 0.01, 1.0, 1 + UNCERTAINTY - 0.01),
+        *(pytest.param(factor, marks=pytest.mark.slow) for factor in (0.9, 1.1)),
+    ],
+)
 @pytest.mark.parametrize("name", _PROBLEMS)
 def test_a_screen_is_right_for_every_peak_within_the_uncertainty(name: str, factor: float) -> None:
     asked = _PROBLEMS[name]

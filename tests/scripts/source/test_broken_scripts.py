@@ -43,7 +43,7 @@ def test_a_broken_script(source: str, problem: str, line: int) -> None:
         "",
         "\ufeffx = 1\n",
         f"x = {' + '.join(['1'] * 500)}\n",
-        "x = 1\n" * 150_000,
+        "x = 1\n" * 50_000,
         "if x:\n    pass\n" + "elif y:\n    pass\n" * 40,
         "match x:\n    case {'a': [1, *rest]}:\n        pass\n",
         "async def f():\n    async with a as b:\n        async for c in d:\n            await e\n",

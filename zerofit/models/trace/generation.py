@@ -253,18 +253,12 @@ def _choose_tokens(outputs: Any, cache: dict[str, Any], call: GenerateCall, reco
 
 def _reorder(cache: Any, beams: Any, recorder: Recorder) -> None:
     """Do what cache.reorder_cache() does, with what it allocates assigned to the modules of the layers."""
-    parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
-    for part in [cache] if None in parts else parts:
-        for layer in part.layers:
-            held = next(
-                (
-                    index
-                    for tensor in _tensors_of(layer, set())
-                    if (index := recorder.index_of(tensor)) is not None
-                ),
-                None,
-            )
-            with recorder.inside(-1 if held is None else recorder.log.modules[held]):
+    names = ("self_attention_cache", "cross_attention_cache")
+    for part in [getattr(cache, name) for name in names if hasattr(cache, name)] or [cache]:
+        for layer in getattr(part, "layers", None) or [part]:
+            held = [recorder.index_of(tensor) for tensor in _tensors_of(layer, set())]
+            made_in = [recorder.log.modules[index] for index in held if index is not None]
+            with recorder.inside(made_in[0] if made_in else -1):
                 layer.reorder_cache(beams)
 
 
