@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
+from zerofit.checking.launch_line import read_line
 from zerofit.core.errors import UserError
-from zerofit.planning.sources.launch_line import read_line
 
 _READ = {
     "accelerate launch train.py --lr 1": "train.py --lr 1",

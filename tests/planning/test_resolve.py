@@ -19,6 +19,7 @@ from zerofit.cli import config as config_cli
 from zerofit.cli import plan as plan_cli
 from zerofit.cli.main import zerofit as group
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, Precision
 from zerofit.launching import launch as launch_file
@@ -27,7 +28,6 @@ from zerofit.launching.clusters import submit as submit_file
 from zerofit.planning import plan as plan_file
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 _NUM_LINES = 200
 _FLAGS: tuple[tuple[str, ...], ...] = (

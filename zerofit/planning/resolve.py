@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.named_files import named_by_arguments
+from zerofit.checking.launch_line import fsdp_refused, read_line
+from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.overrides import Overrides, flag_of
 from zerofit.core.plan import Plan
@@ -23,8 +25,7 @@ from zerofit.core.strategy import Engine
 from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
-from zerofit.planning.sources.launch_line import fsdp_refused, read_line
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
+from zerofit.planning.sources.nodes import Nodes, with_hostfile
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.scripts.target import check_script, script_target
@@ -32,9 +33,9 @@ from zerofit.scripts.target import check_script, script_target
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from zerofit.checking.launch_line import ReadLine
     from zerofit.planning.solve import Answer
     from zerofit.planning.sources.config_files import ConfigFiles
-    from zerofit.planning.sources.launch_line import ReadLine
 
 
 class Verb(StrEnum):

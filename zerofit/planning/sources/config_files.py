@@ -15,6 +15,7 @@ from zerofit.checking.inputs.accelerate import (
     whole_number,
 )
 from zerofit.checking.inputs.situations import situations
+from zerofit.checking.launch_line import fsdp_refused
 from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules.accelerate.file import REFUSED_BY_ACCELERATE
@@ -25,7 +26,6 @@ from zerofit.core.overrides import Overrides
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.sources.launch_line import fsdp_refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.command import Launcher
+from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.strategy import Engine
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
