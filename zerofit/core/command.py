@@ -112,6 +112,10 @@ class LaunchCommand:
     """The program that runs the launcher, such as srun."""
     program: str = ""
     """The launcher as written: "torchrun", "python -m torch.distributed.launch"."""
+    behind: LaunchCommand | None = None
+    """The line of another launcher behind `zerofit launch`, whose flags are here as zerofit's."""
+    own_flags: frozenset[str] = frozenset()
+    """Names of the flags in front of that line."""
     refused: tuple[RefusedFlag, ...] = ()
     """Flags that the launcher's own parser refuses."""
 
