@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
@@ -192,8 +193,7 @@ def with_line_behind(command: LaunchCommand) -> LaunchCommand:
 
 def _refuse_values(command: LaunchCommand) -> None:
     """Check that each flag has a value that the launcher takes; the errors are those of `zerofit check`."""
-    from zerofit.checking.check_run import refuse  # imported only for lines, since the rules take time
-    from zerofit.checking.rules.launch.flags import ON_VALUES
+    from zerofit.checking.rules.launch.flags import ON_VALUES  # only for lines: the rules take time
 
     refuse(Situation(command=command, schemas=load_schemas()), rules=ON_VALUES)
 
