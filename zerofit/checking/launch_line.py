@@ -11,7 +11,7 @@ from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher
+from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher, Refusal, RefusedFlag
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.strategy import Engine
 
@@ -122,12 +122,9 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     command = read_command(words, schemas=load_schemas())
     if command is None or command.launcher is Launcher.ZEROFIT:
         return None
-    line = " ".join(shlex.quote(word) for word in words)
     if command.runner is not None:
         raise _starts_by_runner(command.runner, words)
-    _refuse_values(command)
-    if command.script is None:
-        raise _starts_nothing(line)
+    script = _script_of(command)
     flags: list[str] = []
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
@@ -140,7 +137,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     is_module = command.find("module") is not None or _is_python_module(words, command)
     return ReadLine(
         words=tuple(flags),
-        target=(command.script, *command.arguments),
+        target=(script, *command.arguments),
         is_module=is_module,
         environment=command.environment,
         left_out=tuple(left_out),
@@ -191,11 +188,16 @@ def with_line_behind(command: LaunchCommand) -> LaunchCommand:
     )
 
 
-def _refuse_values(command: LaunchCommand) -> None:
-    """Check that each flag has a value that the launcher takes; the errors are those of `zerofit check`."""
-    from zerofit.checking.rules.launch.flags import ON_VALUES  # only for lines: the rules take time
+def _script_of(command: LaunchCommand) -> str:
+    """Return the script of a line that its launcher takes; the errors are those of `zerofit check`."""
+    from zerofit.checking.rules.launch.flags import ON_LINES  # only for lines: the rules take time
 
-    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_VALUES)
+    no_script = RefusedFlag(flag=None, why=Refusal.NO_SCRIPT)
+    if command.script is None and no_script not in command.refused:
+        command = replace(command, refused=(*command.refused, no_script))
+    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_LINES)
+    assert command.script is not None
+    return command.script
 
 
 _NAMES: dict[str, tuple[str, type]] = {
@@ -342,14 +344,4 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
         found=f"zerofit launch ... {runner}",
         why=f"{runner} chooses where and in which environment the rest of its line runs",
         fix=shlex.join([*rest[:begin], "zerofit", "launch", *rest[begin:]]),
-    )
-
-
-def _starts_nothing(line: str) -> UserError:
-    return UserError(
-        "launcher-without-script",
-        "the launch line names no script",
-        found=line,
-        why="its flags consume all arguments of the launcher",
-        fix="name the script after the flags, or write flags with values as --flag=value",
     )

@@ -166,8 +166,8 @@ class _Reading:
         command = read_command(words, schemas=self._schemas)
         try:
             return None if command is None else with_line_behind(command)
-        except UserError as error:
-            self.errors.append(error)
+        except (UserError, ExceptionGroup) as error:
+            self.errors += error.exceptions if isinstance(error, ExceptionGroup) else [error]
             return None if command is None else replace(command, script=None)
 
     def _with_runs(self, own: Targets, words: Sequence[str]) -> Targets:
