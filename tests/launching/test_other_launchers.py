@@ -112,5 +112,5 @@ def test_a_line_that_its_launcher_refuses_has_one_text(
     (tmp_path / "train.py").write_text("")
     with pytest.raises(UserError) as caught:
         read_line(line.split())
-    told = [finding.as_text() for finding in check(*line.split()).findings if finding.rule.id == rule]
+    told = [finding.as_text() for finding in check(*line.split()).findings if finding.rule == rule]
     assert [str(caught.value)] == told

@@ -1,7 +1,7 @@
 """Combines all layers of a run into Situations: one for each possible run.
 
-`resolve` reads files through these too. A check does not begin with it: resolve stops at the first setting that
-can't run, and a check reports all, also of lines with shell variables.
+`resolve` reads files through these too. A check does not begin with it: resolve stops at the first setting
+that can't run, and a check reports all, also of lines with shell variables.
 """
 
 from __future__ import annotations
