@@ -279,7 +279,17 @@ def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:
         return []
     if name in _IGNORED:
         return []
+    _refuse_unknown(flag, command)
     raise _refused(flag, command)
+
+
+def _refuse_unknown(flag: Flag, command: LaunchCommand) -> None:
+    """Check that the launcher knows a flag; the error is that of `zerofit check`."""
+    from zerofit.checking.rules.launch.flags import ON_UNKNOWN_FLAGS
+
+    of_flag = tuple(refused for refused in command.refused if refused.flag == flag)
+    situation = Situation(command=replace(command, refused=of_flag), schemas=load_schemas())
+    refuse(situation, rules=ON_UNKNOWN_FLAGS)
 
 
 def _included_gpus(flag: Flag) -> list[str]:
