@@ -99,7 +99,7 @@ def test_line_is_refused_with_its_reason(line: str) -> None:
         ("accelerate launch --config_file train.py", "launch-without-script"),
         ("accelerate launch --multi_gpu true train.py", "launch-without-script"),
         ("accelerate launch --num_proceses 2 train.py", "launch-unknown-flag"),
-        ("torchrun --num_nodes 2 train.py", "launch-unknown-flag"),
+        ("torchrun --replicas 2 train.py", "launch-unknown-flag"),
         ("accelerate launch --num_processes two train.py", "launch-flag-value"),
         ("accelerate launch --cpu --use_deepspeed train.py", "launch-flags-exclude-each-other"),
         ("deepspeed --num_gpus 2 --include localhost:0 train.py", "launch-flags-exclude-each-other"),
