@@ -50,7 +50,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ("param-offload-needs-zero3",),
         ),
         (f"{_OFFLOAD} --zero-stage 3 accelerate launch --use_deepspeed --zero_stage 2 train.py", ()),
+        ("--engine deepspeed --zero-stage 3 torchrun --nproc_per_node 2 train.py", ()),
         ("--zero-stag 3 accelerate launch train.py", ("launch-unknown-flag",)),
+        ("--bogus accelerate launch train.py", ("launch-unknown-flag",)),
     ],
 )
 def test_a_line_of_zerofit_is_read_as_launch_reads_it(line: str, rules: tuple[str, ...]) -> None:
