@@ -85,6 +85,8 @@ def test_one_rank_saves(saves: str) -> None:
 def test_random_states_of_one_rank_do_for_a_script_that_never_loads_them(saves: str) -> None:
     assert _found(_script(saves, before="")) == []
     assert _found(_script(saves), command="torchrun --nproc_per_node 1") == []
+    assert _found(_script(saves), command="python") == []
+    assert _found(_script(saves), command="accelerate launch") == [_LOSES]  # on as many GPUs as there are
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.accelerate import launch_of, launch_value
 from zerofit.checking.rule import ACCELERATE, DIFFERS, HANGS, Hit, Rule, Severity, declared, ignored
 from zerofit.checking.rules.script.hits import hit_under_condition, is_without_deepspeed, unguarded_calls
-from zerofit.checking.situation import known
-from zerofit.core.setting import Said
+from zerofit.core.command import Launcher
+from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def _saves_on_one_rank(situation: Situation) -> Iterator[Hit]:
     id="save-state-loses-random-states",
     severity=Severity.ADVICE,
     summary="save_state() on one rank saves the random states of that rank only",
-    why="every rank writes a file of its own with them, so after load_state() the other ranks draw other "
-    "random numbers than an uninterrupted run",
+    why="every rank writes its own, and without them it draws other random numbers after load_state(); the "
+    "others also wait for a long save in their next collective, which may time out",
     fix="move save_state() out of the condition: it writes shared files on the main rank only",
     see=f"{ACCELERATE}/checkpointing.py",
     evidence=ignored(("left random_states_1.pkl", "not observed")),
@@ -55,8 +55,11 @@ def _loses_random_states(situation: Situation) -> Iterator[Hit]:
     if script is None or not script.loads_states or not is_without_deepspeed(situation):
         return
     for call in _on_one_rank(situation, Action.SAVE_STATE):
-        if _waiting(situation) is None and known(situation.topology, "the number of ranks").world_size > 1:
-            yield hit_under_condition(call)
+        ranks, is_launched = situation.topology, situation.launcher not in (None, Launcher.PYTHON)
+        confidence = Confidence.LIKELY if ranks is not None else Confidence.POSSIBLE
+        may_be_several = is_launched if ranks is None else ranks.world_size > 1
+        if _waiting(situation) is None and may_be_several:
+            yield hit_under_condition(call, confidence)
 
 
 @Rule(
