@@ -83,6 +83,7 @@ class ScheduleFault(StrEnum):
     OF_ONE_RANK = "the length of a prepared DataLoader"
     OF_THE_LOOP = "the steps of each rank's loop"
     OF_MICRO_BATCHES = "the steps of each rank's loop, times those of accumulation"
+    PER_EPOCH = "a step for each epoch"
     DIVIDED = "divided by the ranks, though the DataLoader was not prepared"
     MULTIPLIED = "multiplied by the ranks, though the DataLoader was not prepared"
 

@@ -214,6 +214,50 @@ def _making(schedule: str) -> str:
     return changed(_SURE, _linear("args.steps"), f"schedule = {schedule}\n")
 
 
+_PER_EPOCH = """\
+for epoch in range(args.epochs):
+    for batch in loader:
+        accelerator.backward(model(batch).mean())
+        optimizer.step()
+    schedule.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "StepLR(optimizer, step_size=20, gamma=0.1)",
+        "MultiStepLR(optimizer, milestones=[30, 60])",
+        "ExponentialLR(optimizer, gamma=0.9)",
+        "CosineAnnealingLR(optimizer, T_max=50)",
+        "LinearLR(optimizer, 0.1, 1.0, total_iters=args.warmup_epochs)",
+        "SequentialLR(optimizer, [StepLR(optimizer, 20), StepLR(optimizer, 5)], milestones=[10])",
+        "LambdaLR(optimizer, lambda epoch: 0.95**epoch)",
+    ],
+)
+def test_a_scheduler_that_steps_once_an_epoch(schedule: str) -> None:
+    more = "from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, MultiStepLR, SequentialLR, StepLR\n"
+    makes = f"{more}schedule = {schedule}\n"
+    found = ["it is stepped once an epoch, and each call steps it once for each rank"]
+    assert _found(f"{_SCRIPT}{makes}{_PREPARES}{_PER_EPOCH}") == found
+    assert _found(f"{_SCRIPT}{makes}{_PREPARES}{_PER_EPOCH}", command="torchrun --nproc_per_node 1") == []
+    unprepared = changed(_PREPARES, ", schedule = ", " = ").replace(", schedule)", ")")
+    assert _found(f"{_SCRIPT}{makes}{unprepared}{_PER_EPOCH}") == []
+    each_batch = _PER_EPOCH.replace("    schedule.step()", "        schedule.step()")
+    assert _found(f"{_SCRIPT}{makes}{_PREPARES}{each_batch}") == []
+
+
+def test_epochs_times_ranks_are_right() -> None:
+    more = "from torch.optim.lr_scheduler import StepLR\n"
+    for schedule in (
+        "StepLR(optimizer, step_size=20 * accelerator.num_processes)",
+        "CosineAnnealingLR(optimizer, T_max=args.epochs * accelerator.num_processes)",
+    ):
+        assert _found(f"{_SCRIPT}{more}schedule = {schedule}\n{_PREPARES}{_PER_EPOCH}") == []
+    of_all = "schedule = CosineAnnealingLR(optimizer, T_max=args.epochs)\n"
+    assert _found(f"{_SCRIPT}{of_all}{_PREPARES}{_PER_EPOCH}") == _EARLY
+
+
 _SURE = f"{_SCRIPT}{_linear('args.steps')}{_PREPARES}{_COUNTS.format(bound='args.steps')}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from zerofit.scripts.facts import Schedule, ScheduleFault
+from zerofit.scripts.facts import Action, Schedule, ScheduleFault
 from zerofit.scripts.source.names import called_name
 from zerofit.scripts.source.values import Constant, ObjectKind, StepCount, TrackedObject
 
@@ -39,6 +39,10 @@ _STEPS: dict[str, tuple[str, int]] = {
     "DummyScheduler": ("total_num_steps", 1),
 }
 """Schedulers, and the argument for their number of steps by name and position."""
+_WITHOUT_END = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingWarmRestarts", "CyclicLR")
+"""Schedulers of torch that are made for no number of steps in all."""
+_OF_OTHERS = ("SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
+"""Those whose numbers are elsewhere in the script."""
 _RANKS = ("num_processes", "world_size")
 _SAME = ("int", "round", "max", "min", "ceil", "floor", "float")
 """Functions whose result stands for the same number of steps."""
@@ -54,10 +58,14 @@ _MAX_STEPS = 8
 def make_scheduler(reading: Reading, name: str, call: CallSite) -> TrackedObject | None:
     """Return the scheduler that a library's class or function makes; None for any other."""
     last = name.rpartition(".")[2]
-    if last not in _STEPS or name.partition(".")[0] not in _PACKAGES:
+    if last not in (*_STEPS, *_WITHOUT_END, *_OF_OTHERS) or name.partition(".")[0] not in _PACKAGES:
         return None
-    steps = call.expression(*_STEPS[last]) or _of_epochs(call)
     scheduler = TrackedObject(kind=ObjectKind.SCHEDULER, node=call.node)
+    if last not in _STEPS:
+        names_ranks = reading.text.has(*_RANKS) if last in _OF_OTHERS else _names_ranks(call.node)
+        reading.schedules.append((scheduler, call.node, StepCount(ranks=int(names_ranks))))
+        return scheduler
+    steps = call.expression(*_STEPS[last]) or _of_epochs(call)
     is_constant = False
     if last == "get_scheduler":
         kind, named = call.value("name", 0), call.expression("name", 0)
@@ -192,7 +200,12 @@ def find_schedules(reading: Reading) -> Iterator[Schedule]:
     if reading.text.has(*_OTHERWISE):
         return
     for scheduler, steps, count in reading.schedules:
-        fault = _fault(count, reading.bounds.get(scheduler, [])) if scheduler.is_prepared else None
+        if not scheduler.is_prepared:
+            continue
+        fault = _fault(count, reading.bounds.get(scheduler, []))
+        is_open = fault is None and not count.ranks and not count.lengths
+        if is_open and _is_stepped_per_epoch(reading, scheduler):
+            fault = ScheduleFault.PER_EPOCH
         if fault is not None:
             yield Schedule(
                 made=reading.text.snippet(scheduler.node),
@@ -201,6 +214,25 @@ def find_schedules(reading: Reading) -> Iterator[Schedule]:
                 argument=count.argument,
                 kind_argument=scheduler.kind_argument,
             )
+
+
+def _names_ranks(node: ast.expr) -> bool:
+    return any(word in ast.unparse(node) for word in _RANKS)
+
+
+def _is_stepped_per_epoch(reading: Reading, scheduler: TrackedObject) -> bool:
+    """Return True if a scheduler only steps in a loop around the one that trains."""
+    steps = [
+        seen for seen in reading.calls if seen.tracked is scheduler and seen.action is Action.STEP_SCHEDULE
+    ]
+    trained = [seen.loops for seen in reading.calls if seen.action is Action.BACKWARD]
+    return bool(steps) and all(
+        seen.loops
+        and seen.loops not in trained
+        and any(loops[: len(seen.loops)] == seen.loops for loops in trained)
+        and not any(condition.has_remainder for condition in seen.conditions)
+        for seen in steps
+    )
 
 
 def _fault(count: StepCount, bounds: list[StepCount]) -> ScheduleFault | None:

@@ -27,11 +27,13 @@ _WHY = {
     "batches of one rank, and accelerate steps the scheduler once for each rank",
     ScheduleFault.OF_THE_LOOP: "it reaches its end after a part of the steps: the loop counts the steps of "
     "one rank, and accelerate steps the scheduler once for each rank",
+    ScheduleFault.PER_EPOCH: "it is stepped once an epoch, and each call steps it once for each rank",
     ScheduleFault.DIVIDED: f"it reaches its end after a part of the steps: {_UNPREPARED}",
     ScheduleFault.MULTIPLIED: f"it never reaches its end: {_UNPREPARED}",
 }
 _FIX = {
     ScheduleFault.OF_MICRO_BATCHES: "multiply by accelerator.num_processes, not by accumulation steps",
+    ScheduleFault.PER_EPOCH: "do not prepare it, or multiply its epochs by accelerator.num_processes",
     ScheduleFault.DIVIDED: "leave the division by the number of ranks out",
     ScheduleFault.MULTIPLIED: "leave the number of ranks out, or take len() of the prepared DataLoader",
 }
