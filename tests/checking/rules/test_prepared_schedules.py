@@ -148,6 +148,8 @@ def test_lengths_of_a_dataloader(steps: str) -> None:
     assert _found(f"{_SCRIPT}{prepared}{_EPOCHS}") == _EARLY
     prepared = _AFTER.format(_linear(f"({steps}) * accelerator.num_processes"))
     assert _found(f"{_SCRIPT}{prepared}{_EPOCHS}") == []
+    for ranks in ("args.num_gpus", 'settings["n_gpus"]', 'int(os.environ["WORLD_SIZE"])', "world_size"):
+        assert _found(f"{_SCRIPT}{_AFTER.format(_linear(f'{ranks} * {steps}'))}{_EPOCHS}") == []
     # Before prepare() it has the batches of all ranks.
     for text, found in (
         (steps, []),

@@ -7,6 +7,7 @@ be made for a rank's steps times the ranks: as many as the batches of a DataLoad
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, Schedule, ScheduleFault
@@ -43,7 +44,10 @@ _WITHOUT_END = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingWarmRe
 """Schedulers of torch that are made for no number of steps in all."""
 _OF_OTHERS = ("SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
 """Those whose numbers are elsewhere in the script."""
-_RANKS = ("num_processes", "world_size")
+_RANKS = re.compile(
+    r"num_?process|world_?size|(?<![a-z])n(um)?_?(gpu|device)|device_count|nproc", re.IGNORECASE
+)
+"""Names of numbers of ranks."""
 _SAME = ("int", "round", "max", "min", "ceil", "floor", "float")
 """Functions whose result stands for the same number of steps."""
 _RANGES = ("range", "trange")
@@ -62,7 +66,9 @@ def make_scheduler(reading: Reading, name: str, call: CallSite) -> TrackedObject
         return None
     scheduler = TrackedObject(kind=ObjectKind.SCHEDULER, node=call.node)
     if last not in _STEPS:
-        names_ranks = reading.text.has(*_RANKS) if last in _OF_OTHERS else _names_ranks(call.node)
+        names_ranks = (
+            reading.text.has("num_processes", "world_size") if last in _OF_OTHERS else _names_ranks(call.node)
+        )
         reading.schedules.append((scheduler, call.node, StepCount(ranks=int(names_ranks))))
         return scheduler
     steps = call.expression(*_STEPS[last]) or _of_epochs(call)
@@ -173,9 +179,8 @@ def count_of(reading: Reading, node: ast.expr) -> StepCount:
 
 
 def _is_ranks(node: ast.expr) -> bool:
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-    called = called_name(node) if isinstance(node, ast.Call) else ""
-    return name in _RANKS or called in ("get_world_size",)
+    """Return True for a number of ranks: `accelerator.num_processes`, `config["num_gpus"]`."""
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)) and _names_ranks(node)
 
 
 def _assigned(scope: Scope, node: ast.expr) -> list[ast.expr]:
@@ -217,7 +222,7 @@ def find_schedules(reading: Reading) -> Iterator[Schedule]:
 
 
 def _names_ranks(node: ast.expr) -> bool:
-    return any(word in ast.unparse(node) for word in _RANKS)
+    return _RANKS.search(ast.unparse(node)) is not None
 
 
 def _is_stepped_per_epoch(reading: Reading, scheduler: TrackedObject) -> bool:
