@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from rule_examples.example import Example, changed
+from rule_examples.example import Example, changed, zero
 from rule_situations import situation_of_example
 
 from zerofit.checking.engine import check
@@ -93,7 +95,6 @@ _ANY = ["accelerate steps it once for each rank, so it has to be made for the st
             "schedule = get_schedule(args.lr_scheduler, optimizer, num_training_steps=args.steps)\n",
             "args.steps",
         ),
-        ("schedule = DummyScheduler(optimizer, total_num_steps=args.steps)\n", "args.steps"),
         (f"limit = args.steps\n{_linear('limit')}", "limit"),
     ],
 )
@@ -214,6 +215,29 @@ Trains(load()).run()
 
 def _making(schedule: str) -> str:
     return changed(_SURE, _linear("args.steps"), f"schedule = {schedule}\n")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "found"),
+    [
+        ({"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_max_lr": "auto"}}, _EARLY),
+        ({"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}}, _EARLY),
+        ({"type": "WarmupDecayLR", "params": {"total_num_steps": 500, "warmup_max_lr": "auto"}}, []),
+        ({"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}, []),
+        ({"type": "OneCycle", "params": {}}, []),
+    ],
+)
+def test_accelerates_placeholder_stands_for_the_files_scheduler(
+    scheduler: dict[str, Any], found: list[str]
+) -> None:
+    script = _making("DummyScheduler(optimizer, total_num_steps=args.steps)")
+    example = Example(
+        script=script,
+        deepspeed=zero(2, scheduler=scheduler),
+        command="accelerate launch --use_deepspeed --deepspeed_config_file ds_config.json --num_processes 4",
+    )
+    verdict = check(situation_of_example(example), rules=schedules.RULES)
+    assert [finding.why.partition(":")[0] for finding in verdict.findings] == found
 
 
 _PER_EPOCH = """\

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
 
+_DUMMY = "DummyScheduler("
+"""accelerate's, which stands for the scheduler of the DeepSpeed file."""
+_TOTAL = ("scheduler", "params", "total_num_steps")
 _CONSTANT = "constant"
 """The beginning of the kinds of schedules without an end."""
 _UNPREPARED = "a DataLoader that is not prepared yet has the batches of all ranks"
@@ -56,6 +59,8 @@ def _counts_one_rank(situation: Situation) -> Iterator[Hit]:
         given = given_argument(situation, schedule.argument) if schedule.argument else None
         if schedule.argument is not None and (given is None or not is_on(given)):
             continue  # the script then counts the steps itself
+        if _DUMMY in schedule.made.text and situation.file.value(*_TOTAL) != "auto":
+            continue  # the file's scheduler does not take the number
         kind = given_argument(situation, schedule.kind_argument) if schedule.kind_argument else None
         if kind is not None and str(kind.value).startswith(_CONSTANT):
             continue
