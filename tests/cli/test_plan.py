@@ -97,6 +97,59 @@ def test_what_is_assumed_goes_to_stderr(run_zerofit: RunZerofit, folder: Path) -
     )
 
 
+_ASSUMED = ", which is assumed: set --host-ram"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_assumed"),
+    [
+        (("--gpus", "4xA100-40G"), True),
+        (("--gpus", "1xRTX4090", "--nvme", "1T"), True),
+        (("--gpus", "2x24G", "--cpu-cores", "16"), True),
+        (("--gpus", "8xH100-80G", "--nodes", "2"), True),
+        (("--gpus", "4xA100-40G", "--host-ram", "240G"), False),
+        (("--gpus", "8xH100-80G", "--nodes", "2", "--host-ram", "1T"), False),
+    ],
+)
+def test_the_answer_itself_says_that_host_memory_is_assumed(
+    run_zerofit: RunZerofit, folder: Path, flags: tuple[str, ...], is_assumed: bool
+) -> None:
+    said = _plan(run_zerofit, folder, "--fast", *_BERT, *flags).stdout
+    (line,) = [line for line in said.splitlines() if line.startswith("on ")]
+    assert line.endswith(f" of host memory{_ASSUMED if is_assumed else ''}")
+
+
+_BY_CLOSED_FORMS = "chosen by closed forms, and a trace may choose another: leave out --fast for that"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*_BERT, "--gpus", "4xA100-40G"),
+        (*_BERT, "--gpus", "1xRTX4090", "--host-ram", "64G"),
+        ("--model", "gpt2", "--seq-len", "512", "--global-batch-size", "16", "--gpus", "2xT4"),
+        ("--model", "llama-3-8b", "--seq-len", "2048", "--global-batch-size", "32", "--gpus", "8xH100-80G"),
+        (
+            "--model",
+            "llama-3-8b",
+            "--seq-len",
+            "512",
+            "--global-batch-size",
+            "8",
+            "--gpus",
+            "8xA100-80G",
+            "--lora",
+        ),
+    ],
+)
+def test_a_verb_that_takes_the_choice_of_closed_forms_says_so(
+    run_zerofit: RunZerofit, folder: Path, flags: tuple[str, ...]
+) -> None:
+    finished = run_zerofit("config", "--fast", "--output-dir", "out", *flags, cwd=folder)
+    assert finished.returncode == 0, finished.stderr
+    assert _BY_CLOSED_FORMS in finished.stdout + finished.stderr
+
+
 def _shape(value: Any) -> Any:
     """Return a document with each value replaced by its type, and each list by its first element."""
     if isinstance(value, dict):

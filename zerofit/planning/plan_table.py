@@ -121,7 +121,11 @@ def head_lines(answer: Answer) -> Iterator[str]:
     words = words if kind == model.name else f"{kind}, {words}"
     yield f"{model.name} ({words}), {workload_words(problem)}"
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
-    yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
+    host = f"{format_bytes(problem.host_bytes)} of host memory"
+    described = problem.spec.described
+    if described.gpus is not None and described.host_ram is None:
+        host += ", which is assumed: set --host-ram"
+    yield f"on {machine_words(answer)}: {per_gpu} on each, {host}"
     if answer.screen is not None:
         yield "a screen by closed forms: a trace of the model says more"
     elif answer.is_fast:
@@ -358,8 +362,12 @@ def decision_lines(answer: Answer) -> list[str]:
     """Return the answer in a few lines, for a run that starts at once."""
     chosen = answer.found.chosen
     if chosen is None or answer.as_it_is is not None or answer.as_files_say is not None:
-        return as_it_is_lines(answer, has_terms=False)
-    return [_runs_with(chosen, answer)]
+        lines = as_it_is_lines(answer, has_terms=False)
+    else:
+        lines = [_runs_with(chosen, answer)]
+    if answer.problem.spec.options.is_fast:
+        lines.append("chosen by closed forms, and a trace may choose another: leave out --fast for that")
+    return lines
 
 
 def _runs_with(chosen: EstimatedStrategy, answer: Answer) -> str:

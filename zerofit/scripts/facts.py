@@ -77,6 +77,31 @@ class Quantization:
     """Parsed arguments of which one has to be given for it; empty if each run quantizes the model."""
 
 
+class ScheduleFault(StrEnum):
+    """How the steps that a prepared scheduler is made for differ from those of all ranks together."""
+
+    OF_ONE_RANK = "the length of a prepared DataLoader"
+    OF_THE_LOOP = "the steps of each rank's loop"
+    OF_MICRO_BATCHES = "the steps of each rank's loop, times those of accumulation"
+    PER_EPOCH = "a step for each epoch"
+    DIVIDED = "divided by the ranks, though the DataLoader was not prepared"
+    MULTIPLIED = "multiplied by the ranks, though the DataLoader was not prepared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A prepared scheduler that is made for another number of steps than it takes."""
+
+    made: Snippet
+    steps: str
+    """The expression for its number of steps."""
+    fault: ScheduleFault
+    argument: str | None
+    """The parsed argument that has to be given for it; None if each run makes it so."""
+    kind_argument: str | None = None
+    """The parsed argument that names the kind of schedule; None if none does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model created by the script."""
@@ -249,7 +274,7 @@ class ScriptFacts:
     optimizers: tuple[UsedOptimizer, ...] = ()
     accelerator_keywords: tuple[Keyword, ...] = ()
     """Keyword arguments of Accelerator(): literals, and those of a known command line; "plugin.num_steps" is
-    one of GradientAccumulationPlugin()."""
+    one of GradientAccumulationPlugin(), "project.total_limit" one of ProjectConfiguration()."""
     accelerator_arguments: tuple[Keyword, ...] = ()
     """Keyword arguments of Accelerator() that are parsed arguments; the values are their destinations."""
     training_arguments: tuple[Keyword, ...] = ()
@@ -264,6 +289,9 @@ class ScriptFacts:
     models: tuple[Model, ...] = ()
     arguments: tuple[ScriptArgument, ...] = ()
     early_reads: tuple[EarlyRead, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    loads_states: bool = False
+    """True if some run of the script calls Accelerator.load_state()."""
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
@@ -406,6 +434,7 @@ class Action(StrEnum):
     """Of a tensor, bypassing the Accelerator and the engine."""
     CLIP = "clip_grad_norm_()"
     STEP = "optimizer.step()"
+    STEP_SCHEDULE = "scheduler.step()"
     STEP_UNKNOWN = "step() of something unknown"
     STEP_SCALED = "GradScaler.step()"
     ZERO_GRAD = "zero_grad()"
@@ -416,6 +445,7 @@ class Action(StrEnum):
     SAVE_16BIT_MODEL = "save_16bit_model()"
     GATHER_PARAMETERS = "GatheredParameters()"
     SAVE_STATE = "save_state()"
+    LOAD_STATE = "Accelerator.load_state()"
     SAVE_CHECKPOINT = "save_checkpoint()"
     WAIT = "wait_for_everyone() or barrier()"
     GATHER = "gather() or reduce()"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rule_examples.example import Example, zero
 from rule_situations import situation_of_example
 
+from zerofit.checking.check_run import check as check_run
 from zerofit.checking.engine import check
 from zerofit.checking.rules import ALL_RULES
 
@@ -225,3 +228,51 @@ def test_a_model_that_the_line_quantizes(script: str, flag: str) -> None:
 )
 def test_a_model_that_nothing_quantizes(load: str) -> None:
     assert _found(_script(load), "--load_in_8bit false") == []
+
+
+_RECIPE = "model_name_or_path: m\nlearning_rate: 1e-5\nper_device_train_batch_size: 2\noutput_dir: out\n"
+_LAUNCH_FILE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: {}
+  zero3_save_16bit_model: true
+num_machines: 1
+num_processes: 4
+"""
+_READS_RECIPE = """\
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser
+
+training_args, model_args = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()
+kwargs = dict(dtype="auto", device_map=model_args.device_map)
+if model_args.load_in_4bit:
+    kwargs["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True)
+model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, **kwargs)
+SFTTrainer(model=model, args=training_args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "stage", "rules"),
+    [
+        ("device_map: auto\n", 3, {_ZERO3}),
+        ("device_map: balanced\n", 2, {_RANKS}),
+        ("device_map: null\n", 3, set()),
+        ("load_in_4bit: true\n", 3, {_WHOLE}),
+        ("load_in_4bit: false\n", 3, set()),
+        ("load_in_4bit: true\ndevice_map: auto\n", 3, {_ZERO3, _WHOLE}),
+        ("load_in_4bit: true\n", 2, set()),
+        ("", 3, set()),
+    ],
+)
+def test_a_recipe_gives_arguments_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, stage: int, rules: set[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(f"{_RECIPE}{lines}")
+    Path("z3.yaml").write_text(_LAUNCH_FILE.format(stage))
+    Path("sft.py").write_text(_READS_RECIPE)
+    line = "accelerate launch --config_file z3.yaml sft.py --config recipe.yaml"
+    found = {finding.rule for finding in check_run(*line.split()).findings}
+    assert found & {rule.id for rule in _RULES} == rules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from rule_examples.example import LAUNCH, Example
 from rule_situations import situation_of_example
 
 from zerofit.checking.engine import check
+from zerofit.checking.inputs.shell_lines import shell_lines
 from zerofit.checking.rules import ALL_RULES
 
 _IDS = (
@@ -95,6 +97,31 @@ def test_the_files_ids_do_not_fit_its_ranks(
 )
 def test_a_lines_ids_do_not_fit_its_ranks(line: str, found: list[str]) -> None:
     assert [text.partition(":")[0] for text in _found(Example(command=line))] == found
+
+
+_TORCHRUN = "torchrun --nproc_per_node 4 train.py"
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=0,1", [_FEW]),
+        ("CUDA_VISIBLE_DEVICES=0,1\nexport CUDA_VISIBLE_DEVICES", [_FEW]),
+        ("GPUS=0,1,2\nexport CUDA_VISIBLE_DEVICES=$GPUS", [_FEW]),
+        ('export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES="4,5"', [_FEW]),
+        ("export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", [_UNUSED]),
+        ("export CUDA_VISIBLE_DEVICES=0,1,2,3", []),
+        ("export CUDA_VISIBLE_DEVICES=$1", []),
+        ("export CUDA_VISIBLE_DEVICES=${GPUS:-$ALL}", []),
+        ("CUDA_VISIBLE_DEVICES=0,1", []),  # not exported
+        ("export CUDA_VISIBLE_DEVICES=0,1\nunset CUDA_VISIBLE_DEVICES", []),
+        ("if [ $X ]; then\n  export CUDA_VISIBLE_DEVICES=0,1\nfi", []),
+    ],
+)
+def test_a_file_exports_the_visible_gpus(before: str, found: list[str]) -> None:
+    *_, line = shell_lines(f"#!/bin/bash\n{before}\n{_TORCHRUN}\n", name="run.sh")
+    situation = replace(situation_of_example(Example(command=_TORCHRUN)), line=line)
+    assert [finding.rule for finding in check(situation, rules=_RULES).findings] == found
 
 
 def test_flags_win_over_the_file() -> None:

@@ -50,6 +50,7 @@ _PASSED = (*_BRANCHING, "if", "then", "do", "while", "until", "!", "{", "time")
 _KEYWORDS = frozenset((*_PASSED, *_OPENING, *_CLOSING, "function"))
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,8 @@ class ShellLine:
     """The names that the file sets."""
     is_conditional: bool = False
     """True in an if, a loop or a function."""
+    visible_gpus: str | None = None
+    """The value of CUDA_VISIBLE_DEVICES that the file has exported; None if it has not, or it is unknown."""
 
     @property
     def starters(self) -> tuple[str, ...]:
@@ -176,6 +179,7 @@ class _Shell:
         self.outer = outer
         self.from_batch_shell: dict[str, None] = {}
         self.values: dict[str, _Value] = {"PWD": "."}
+        self.exported: set[str] = set()
         if job is not None and not outer:
             self.values |= dict.fromkeys(_OF_FIRST_TASK, "0")
         self.folder = ""
@@ -247,6 +251,8 @@ class _Shell:
         if first in _DECLARING or len(assigned) == len(words):
             for word in assigned:
                 self.assign(word, is_conditional=is_conditional)
+            if first == "export":
+                self.exported.update(_unquoted_start(word).partition("=")[0] for word in words[1:])
         elif first == "cd":
             target = self.text(words[1]) if len(words) > 1 else "$HOME"
             self.folder = _in_folder(self.folder, target) if "$" not in target else ""
@@ -286,6 +292,7 @@ class _Shell:
         if outer and program_of(outer[0]) == "srun":  # each task has its own
             inner.values = {name: value for name, value in inner.values.items() if name not in _OF_FIRST_TASK}
         inner.written, inner.named = dict(self.written), set(self.named)
+        inner.exported = set(self.exported)
         inner.run(shell_commands(text))
         self.lines += inner.lines if is_heredoc else (self.at_line(line, at) for line in inner.lines)
 
@@ -309,9 +316,15 @@ class _Shell:
                     from_batch_shell=tuple(self.from_batch_shell),
                     variables=self.variables,
                     is_conditional=bool(self.blocks),
+                    visible_gpus=self.visible_gpus(),
                 )
             )
             self.named.update(text.rpartition("=")[2] for text in words)
+
+    def visible_gpus(self) -> str | None:
+        value = self.values.get(_VISIBLE)
+        is_known = isinstance(value, str) and "$" not in value and _VISIBLE in self.exported
+        return value if is_known and isinstance(value, str) else None
 
     def place(self, line: int) -> Place:
         return Place(file=self.name, line=line + self.offset)

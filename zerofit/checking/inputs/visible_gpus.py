@@ -1,4 +1,4 @@
-"""The GPUs that the ranks of a launch see: gpu_ids of accelerate, or CUDA_VISIBLE_DEVICES before the line."""
+"""The GPUs that the ranks of a launch see: gpu_ids of accelerate, or CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ def visible_gpus(situation: Situation) -> Said[tuple[str, ...]] | None:
     launch = launch_of(situation)
     said = launch_value(launch, "gpu_ids") if launch else None
     if said is None or said.value in (None, "all"):
+        exported = situation.line.visible_gpus if situation.line else None
         environment = dict(situation.command.environment) if situation.command else {}
-        if _VARIABLE not in environment:
+        value = environment.get(_VARIABLE, exported)
+        if value is None:
             return None
-        said = Said(value=environment[_VARIABLE], text=f"{_VARIABLE}={environment[_VARIABLE]}")
+        said = Said(value=value, text=f"{_VARIABLE}={value}")
     if not isinstance(said.value, str) or not _IDS.fullmatch(said.value):
         return None
     return replace(said, value=tuple(word.strip() for word in said.value.split(",")))

@@ -19,6 +19,7 @@ from zerofit.checking.rules.deepspeed import (
 from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks, visible_gpus
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
+from zerofit.checking.rules.script import checkpoints as script_checkpoints
 from zerofit.checking.rules.script import generation as script_generation
 from zerofit.checking.rules.script import gradients as script_gradients
 from zerofit.checking.rules.script import inference as script_inference
@@ -26,6 +27,7 @@ from zerofit.checking.rules.script import limits as script_limits
 from zerofit.checking.rules.script import loop as script_loop
 from zerofit.checking.rules.script import order as script_order
 from zerofit.checking.rules.script import ranks as script_ranks
+from zerofit.checking.rules.script import schedules as script_schedules
 from zerofit.checking.rules.trainer import arguments as trainer_arguments
 from zerofit.checking.rules.trainer import generations as trainer_generations
 
@@ -50,6 +52,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *pipeline.RULES,
     *precision.RULES,
     *script_arguments.RULES,
+    *script_checkpoints.RULES,
     *script_generation.RULES,
     *script_gradients.RULES,
     *script_inference.RULES,
@@ -57,6 +60,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *script_loop.RULES,
     *script_order.RULES,
     *script_ranks.RULES,
+    *script_schedules.RULES,
     *trainer_arguments.RULES,
     *trainer_generations.RULES,
     *files.RULES,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
-from zerofit.scripts.source import config_reads, model_options, names, parsers, weights
+from zerofit.scripts.source import config_reads, model_options, names, parsers, schedules, weights
 from zerofit.scripts.source.conditions import exclude
 from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
 from zerofit.scripts.source.values import (
@@ -62,6 +62,7 @@ _TRAINER_ACTIONS = {
 }
 _ACCELERATOR_ACTIONS = {
     "save_state": Action.SAVE_STATE,
+    "load_state": Action.LOAD_STATE,
     "wait_for_everyone": Action.WAIT,
     "reduce": Action.GATHER,
     "pad_across_processes": Action.GATHER,
@@ -104,6 +105,8 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
         return Mapping(tuple(call.keywords.items()))
     if name == "add_argument":
         parsers.record_default(reading, call)
+    if name == "len":
+        schedules.note_length(reading, call)
     if name == "update" and isinstance(node, ast.Call):
         model_options.note_update(reading, node)
     if name == "backward" and is_method and not call.arguments:
@@ -148,6 +151,10 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         reading.accelerator_keywords += [replace(word, name=f"plugin.{word.name}") for word in of_plugin]
         reading.accelerator_arguments += reading.arguments_of(call, "plugin.")
         return None
+    if name in names.PROJECT_CONFIGURATIONS:
+        of_project = reading.certain_keywords_of(call)
+        reading.accelerator_keywords += [replace(word, name=f"project.{word.name}") for word in of_project]
+        return None
     if names.is_arguments(name):
         reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
         reading.training_arguments += reading.certain_keywords_of(call)
@@ -164,6 +171,8 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return None
     if name == names.PATH:
         return config_reads.opened(reading, call, "path")
+    if (scheduler := schedules.make_scheduler(reading, name, call)) is not None:
+        return scheduler
     if last == "BitsAndBytesConfig":
         model_options.note_quantizer(reading, call)
     if name in names.LOADS | names.COPIES:
@@ -364,6 +373,9 @@ def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
         made = optimizer if isinstance(optimizer, TrackedObject) else None
         more = {"half_weights": weights.half_weights(reading, (made,))}
         reading.record(Action.STEP_SCALED, call.node, made, more=more)
+    if tracked.kind is ObjectKind.SCHEDULER and name == "step":
+        reading.record(Action.STEP_SCHEDULE, call.node, tracked)
+        schedules.note_step(reading, tracked)
     if tracked.kind is ObjectKind.OPTIMIZER and name in ("step", "zero_grad"):
         reading.record(Action.STEP if name == "step" else Action.ZERO_GRAD, call.node, tracked)
     return None

@@ -206,11 +206,13 @@ def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> No
     before = dict(reading.scope.names)
     num = len(reading.conditions)
     reading.loops.append(node.lineno)
+    reading.loop_nodes.append(node)
     reading.shares += shares
     if isinstance(node, ast.While):
         evaluate(reading, node.test)
     read_block(reading, node.body)
     reading.loops.pop()
+    reading.loop_nodes.pop()
     del reading.shares[len(reading.shares) - len(shares) :]
     del reading.conditions[num:]
     _merge(reading, before)

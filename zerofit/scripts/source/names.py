@@ -11,6 +11,9 @@ ACCELERATORS = {"accelerate.Accelerator", "accelerate.accelerator.Accelerator"}
 ACCUMULATION_PLUGINS = {
     f"accelerate.{module}GradientAccumulationPlugin" for module in ("", "utils.", "utils.dataclasses.")
 }
+PROJECT_CONFIGURATIONS = {
+    f"accelerate.{module}ProjectConfiguration" for module in ("", "utils.", "utils.dataclasses.")
+}
 GRAD_SCALERS = {
     f"torch.{module}.GradScaler" for module in ("amp", "cuda.amp", "amp.grad_scaler", "cuda.amp.grad_scaler")
 }

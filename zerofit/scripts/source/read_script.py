@@ -16,6 +16,7 @@ from zerofit.scripts.source.config_reads import find_early_reads
 from zerofit.scripts.source.gradients import find_cleared
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, ContextEffect, Reading
+from zerofit.scripts.source.schedules import find_schedules
 from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
 from zerofit.scripts.source.values import LocalClass, LocalFunction, ObjectKind, Scope, TrackedObject
 
@@ -130,6 +131,8 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
+        schedules=tuple(dict.fromkeys(find_schedules(reading))),
+        loads_states=any(seen.action is Action.LOAD_STATE for seen in reading.calls),
         arguments=tuple(argument for argument in reading.arguments.values() if argument is not None),
         early_reads=tuple(dict.fromkeys(find_early_reads(reading))),
     )

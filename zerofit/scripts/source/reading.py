@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from zerofit.scripts.facts import Plain, ScriptArgument, UsedOptimizer
     from zerofit.scripts.source.script_text import ScriptText
-    from zerofit.scripts.source.values import Value
+    from zerofit.scripts.source.values import StepCount, Value
 
 
 class ContextEffect(Enum):
@@ -131,6 +131,14 @@ class Reading:
     quantizers: dict[ast.expr, tuple[Condition, ...]] = field(default_factory=dict)
     """Each BitsAndBytesConfig(), and the conditions under which it is made."""
     loops: list[int] = field(default_factory=list)
+    loop_nodes: list[ast.For | ast.AsyncFor | ast.While] = field(default_factory=list)
+    """The loops around the present statement, the innermost last."""
+    schedules: list[tuple[TrackedObject, ast.expr, StepCount]] = field(default_factory=list)
+    """Each scheduler, and the number of steps that it is made for."""
+    lengths: dict[ast.expr, bool] = field(default_factory=dict)
+    """Each len() of a DataLoader: True if it was prepared at that time."""
+    bounds: dict[TrackedObject, list[StepCount]] = field(default_factory=dict)
+    """The numbers of steps after which the loops around a scheduler's step() end."""
     functions: list[ast.AST] = field(default_factory=list)
     """Functions being interpreted, the innermost last."""
     visited: set[ast.AST] = field(default_factory=set)

@@ -28,6 +28,8 @@ class ObjectKind(Enum):
     MODEL = auto()
     OPTIMIZER = auto()
     LOADER = auto()
+    SCHEDULER = auto()
+    """A scheduler of the learning rate."""
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
     NAMESPACE = auto()
@@ -74,7 +76,7 @@ class TrackedObject:
     """Number of calls recorded before its creation."""
     is_trained: bool = False
     is_prepared: bool = False
-    """For an optimizer: True if accelerate wraps it."""
+    """For an optimizer, a scheduler or a DataLoader: True if accelerate wraps it."""
     half_by: ast.expr | None = None
     """For a model: the call that made its weights fp16, if the mixed precision is fp16."""
     has_open_weights: bool = False
@@ -84,6 +86,8 @@ class TrackedObject:
     """For a model: see facts.Model."""
     made_under: frozenset[int] = frozenset()
     """For a model: ids of the conditions under which it is created."""
+    kind_argument: str | None = None
+    """For a scheduler: the parsed argument that names its kind."""
     has_batch_size: bool = True
     """For a DataLoader: False if it certainly has none."""
     is_in_zero_init: bool = False
@@ -127,6 +131,24 @@ class Scope:
             found += scope.expressions.get(path, [])
             scope = scope.outer
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCount:
+    """What a number of steps is made of."""
+
+    parts: frozenset[str] = frozenset()
+    """Numbers that it multiplies, but for numbers of micro-batches and of ranks."""
+    lengths: frozenset[bool] = frozenset()
+    """For the length of each DataLoader in it, True if it was prepared at that time."""
+    has_micro_batches: bool = False
+    """True if it is multiplied by steps of accumulation."""
+    ranks: int = 0
+    """Power of the number of ranks in it: 1 if it is multiplied by it, -1 if it is divided."""
+    argument: str | None = None
+    """A parsed argument in it that the script gives a value where the line does not."""
+    is_mixed: bool = False
+    """True if a variable in it has several values."""
 
 
 @dataclass(frozen=True, slots=True)

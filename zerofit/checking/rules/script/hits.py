@@ -34,11 +34,13 @@ def hit(seen: Snippet, behind: str = "", confidence: Confidence = Confidence.LIK
     return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence)
 
 
-def hit_under_condition(call: ScriptCall, confidence: Confidence = Confidence.LIKELY) -> Hit:
+def hit_under_condition(
+    call: ScriptCall, confidence: Confidence = Confidence.LIKELY, *, more: str = ""
+) -> Hit:
     """Return a finding on a call that only some ranks make, with its condition."""
     condition = f"`{call.one_rank.text}`" if call.one_rank else ""
     behind = f" if {condition} is false" if call.is_otherwise else f" under {condition}"
-    return hit(call.seen, behind, confidence)
+    return hit(call.seen, f"{behind}{more}", confidence)
 
 
 def uneven_share_text(share: Snippet) -> str:
