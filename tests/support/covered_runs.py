@@ -21,13 +21,14 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "z1": ("--num-processes", "2", "--zero-stage", "1", *_ALL_ON_GPU),
     "z2": ("--num-processes", "2", "--zero-stage", "2", *_ALL_ON_GPU),
     "z3": ("--num-processes", "2", "--zero-stage", "3", *_ALL_ON_GPU),
+    "fsdp": ("--num-processes", "2", "--engine", "fsdp2"),
     "tp": ("--num-processes", "2", "--tensor-parallel-size", "2"),
     "sp": ("--num-processes", "2", "--sequence-parallel-size", "2"),
     "pp": ("--num-processes", "2", "--pipeline-parallel-size", "2"),
 }
 """Flags of `zerofit launch` for each layout of ranks."""
-_SHARES_NO_SAMPLES = {"ddp", "z1", "z2", "z3"}
-_CUT_STATES = {"z1", "z2", "z3", "tp", "sp"}
+_SHARES_NO_SAMPLES = {"ddp", "z1", "z2", "z3", "fsdp"}
+_CUT_STATES = {"z1", "z2", "z3", "fsdp", "tp", "sp"}
 """Layouts under which a block of 8-bit states holds other elements than in one process."""
 
 
@@ -159,7 +160,9 @@ def _not_applied(folder: Path, case: Case) -> tuple[str, ...]:
     wrong = []
     if case.layout in ("z1", "z2", "z3") and script["zero_stage"] != int(case.layout[1]):
         wrong.append(f"ZeRO-{script['zero_stage']}")
-    if case.layout in ("one", "ddp", "pp") and script["zero_stage"] is not None:
+    if script["is_sharded"] != (case.layout == "fsdp"):
+        wrong.append(f"sharded by FSDP2: {script['is_sharded']}")
+    if case.layout in ("one", "ddp", "fsdp", "pp") and script["zero_stage"] is not None:
         wrong.append(f"ZeRO-{script['zero_stage']}")
     if case.layout in _DEGREES and topology[_DEGREES[case.layout]] != 2:
         wrong.append(f"{_DEGREES[case.layout]} is {topology[_DEGREES[case.layout]]}")

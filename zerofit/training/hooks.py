@@ -144,6 +144,7 @@ MODULE_HOOKS = (
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.state", accelerator_arguments.install_gloo, "before an Accelerator is created"),
+    Hook("accelerate.state", accelerator_arguments.install_sharding, "before an Accelerator is created"),
     Hook("accelerate.data_loader", sample_order.install_in_loaders, "before the script imports from it"),
     Hook("accelerate.data_loader", stop_signal.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),

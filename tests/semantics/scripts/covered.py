@@ -217,6 +217,7 @@ def traces(accelerator: Any, model: torch.nn.Module, optimizer: Any) -> dict[str
     states = [tensor for state in optimizer.state.values() for tensor in state.values()]
     return {
         "zero_stage": plugin.zero_stage if plugin else None,
+        "is_sharded": type(next(iter(model.parameters()))).__name__ == "DTensor",
         "checkpoints": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
         "has_eight_bit_states": any(getattr(tensor, "dtype", None) == torch.uint8 for tensor in states),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Topology
@@ -27,7 +27,7 @@ def accelerate_config(
     Args:
         strategy: the strategy.
         topology: the ranks; None leaves them to the command line.
-        deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+        deepspeed_file: path of the DeepSpeed JSON; None for other engines.
         makes_groups: True if accelerate creates the sequence-parallel groups; `zerofit launch` does it
             itself.
     """
@@ -41,6 +41,8 @@ def accelerate_config(
         if strategy.zero_stage is ZeroStage.PARAMETERS:
             deepspeed["zero3_init_flag"] = True
         config["deepspeed_config"] = deepspeed
+    if strategy.engine is Engine.FSDP2:
+        config["fsdp_config"] = fsdp_config(strategy)
     config["distributed_type"] = _distributed_type(strategy, topology)
     config["main_training_function"] = "main"
     if topology is not None:
@@ -59,9 +61,33 @@ def accelerate_config(
             # Without it DeepSpeed refuses every model: the default is none.
             "parallelism_config_sp_attn_implementation": strategy.attention or "sdpa",
         }
-    # With use_cpu accelerate skips DeepSpeed; ranks on the CPU are configured by the environment instead.
+    if topology is not None and (sizes := mesh_sizes(strategy, topology)):
+        config["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    # With use_cpu accelerate skips DeepSpeed and FSDP; ranks on the CPU are configured by the environment instead.
     config["use_cpu"] = False
     return config
+
+
+def fsdp_config(strategy: Strategy) -> dict[str, Any]:
+    """Return accelerate's section for FSDP2, by the keys of its file."""
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": strategy.reshard_after_forward,
+        "fsdp_offload_params": strategy.param_offload is not OffloadDevice.NONE,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": strategy.state_dict_type.value,
+        # Ranks without weights of their own can't check what they train, and models made from a
+        # configuration have none that another could load.
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_activation_checkpointing": False,  # checkpointing is the model's own, as under other engines
+    }
+
+
+def mesh_sizes(strategy: Strategy, topology: Topology) -> dict[str, int]:
+    """Return the sizes of FSDP2's hybrid sharding by accelerate's names; empty if one mesh has all ranks."""
+    if strategy.engine is not Engine.FSDP2 or topology.dp_replicate_size == 1:
+        return {}
+    return {"dp_replicate_size": topology.dp_replicate_size, "dp_shard_size": topology.dp_shard_size}
 
 
 def accelerate_yaml(
@@ -83,4 +109,6 @@ def accelerate_yaml(
 def _distributed_type(strategy: Strategy, topology: Topology | None) -> str:
     if strategy.engine is Engine.DEEPSPEED:
         return "DEEPSPEED"
+    if strategy.engine is Engine.FSDP2:
+        return "FSDP"
     return "NO" if topology is None or topology.world_size == 1 else "MULTI_GPU"

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.configs.write.accelerate import fsdp_config, mesh_sizes
 from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
 """accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
+
+RANKS_LOAD_WHOLE = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+"""FSDP2: each rank loads the weights (fsdp_config); transformers reads the variable as it loads a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def rank_environment(plan: Plan, *, deepspeed_file: str | None) -> dict[str, str
 
     Args:
         plan: the plan.
-        deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+        deepspeed_file: path of the DeepSpeed JSON; None for other engines.
     """
     environment = {"ACCELERATE_MIXED_PRECISION": MIXED_PRECISION[plan.strategy.precision or Precision.FP32]}
     if plan.strategy.compile:
@@ -127,6 +131,22 @@ def rank_environment(plan: Plan, *, deepspeed_file: str | None) -> dict[str, str
             "ACCELERATE_DEEPSPEED_ZERO3_INIT": str(needs_init).lower(),
             "ACCELERATE_USE_CPU": "false",  # which would switch DeepSpeed off, also on CPU ranks
         }
+    return environment | fsdp_environment(plan)
+
+
+def fsdp_environment(plan: Plan) -> dict[str, str]:
+    """Return the variables from which accelerate makes FSDP2's plugin; empty for other engines.
+
+    accelerate/utils/launch.py, prepare_multi_gpu_env (1.15).
+    """
+    if plan.strategy.engine is not Engine.FSDP2:
+        return {}
+    environment = {"ACCELERATE_USE_FSDP": "true"}
+    for key, value in fsdp_config(plan.strategy).items():
+        environment[key.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
+    if sizes := mesh_sizes(plan.strategy, plan.topology):
+        environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        environment |= {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
     return environment
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,18 +136,119 @@ def shard(model: Any, plugin: Any, mesh: Any, *, mixed_precision: str) -> Any:
     return fsdp2_prepare_model(accelerator, model)
 
 
+def prepare_alone(accelerator: Any, objects: tuple[Any, ...]) -> Any:
+    """Do what Accelerator.prepare does under FSDP2 with a model without an optimizer, or the reverse.
+
+    It refuses both (accelerate/accelerator.py, 1.15), though an optimizer that is made from a sharded model's
+    parameters needs no exchange of them.
+    """
+    prepared = accelerator._prepare_fsdp2(*objects)
+    for item in prepared:
+        item._is_accelerate_prepared = True
+    return prepared if len(prepared) > 1 else prepared[0]
+
+
+def check_tied(kind: str, names: list[str], model: Any) -> None:
+    """Check that sharding has not made two weights out of one.
+
+    Args:
+        kind: the model's class before.
+        names: of its parameters before.
+    """
+    apart = sorted({name for name, _ in model.named_parameters()} - {*names})
+    if apart:
+        raise UserError(
+            "fsdp2-unties-weights",
+            "FSDP2 would train tied weights apart",
+            found=f"{kind}: {', '.join(apart)} is no longer the weight that it is tied to",
+            why="accelerate shards the input and output embeddings as one unit, and others that share their "
+            "weight, such as an encoder's, with the rest (utils/fsdp_utils.py, fsdp2_prepare_model)",
+            fix="train it with DDP or ZeRO: --engine deepspeed",
+        )
+
+
 def units_of(model: Any) -> list[list[Any]]:
     """Return the parameters of each unit of a sharded model, as FSDP2 describes them."""
+    return [group.fsdp_params for group in _all_groups(model)]
+
+
+def is_sharded(model: Any) -> bool:
+    """Return True if FSDP2 has sharded a model, which torch.compile may have wrapped."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before this is imported
+    return fsdp is not None and isinstance(_inner(model), fsdp.FSDPModule)
+
+
+def is_shard(value: Any) -> bool:
+    """Return True for a DTensor: of a weight, its gradient or an optimizer state."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # there are none before this is imported
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def has_shards(model: Any) -> bool:
+    """Return True if any parameter of a model is sharded."""
+    return any(map(is_shard, model.parameters()))
+
+
+def whole_tensor(value: Any, *, keeps: bool) -> Any:
+    """Return a tensor in host memory, gathered if it is sharded: a collective; None if it is not kept."""
+    whole = value.detach()
+    if is_shard(whole):
+        whole = whole.full_tensor()
+    return whole.to("cpu", copy=True) if keeps else None
+
+
+def reduces_gradients(model: Any) -> bool:
+    """Return True if the next backward pass of a sharded model reduces its gradients."""
+    return all(group.reduce_grads for group in _all_groups(model))
+
+
+@contextmanager
+def gradients_unreduced(model: Any) -> Iterator[None]:
+    """Keep gradients whole inside, as accelerate's no_sync does, but restore what was set before."""
+    inner, before = _inner(model), reduces_gradients(model)
+    inner.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        inner.set_requires_gradient_sync(before)
+
+
+def unreduced_gradients(model: Any) -> Iterator[Any]:
+    """Yield the whole gradients of a sharded model that wait for a backward pass that reduces them."""
+    for parameter in _held_parameters(model):
+        if parameter.unsharded_accumulated_grad is not None:
+            yield parameter.unsharded_accumulated_grad
+        elif (whole := whole_parameter(parameter)) is not None and whole.grad is not None:
+            yield whole.grad
+
+
+def drop_unreduced_gradients(model: Any) -> None:
+    """Forget the whole gradients of a sharded model, which its parameters don't show in .grad."""
+    for parameter in _held_parameters(model):
+        parameter.unsharded_accumulated_grad = None
+        if (whole := whole_parameter(parameter)) is not None:
+            whole.grad = None
+
+
+def _held_parameters(model: Any) -> Iterator[Any]:
+    for group in _all_groups(model):
+        yield from group.fsdp_params
+
+
+def _all_groups(model: Any) -> list[Any]:
+    """Return the groups of a sharded model; several modules may share one."""
     from torch.distributed.fsdp import FSDPModule
 
-    units: list[list[Any]] = []
-    seen: set[int] = set()
-    for module in model.modules():
-        for group in _groups(module) if isinstance(module, FSDPModule) else ():
-            if id(group) not in seen:  # several modules may be one unit
-                seen.add(id(group))
-                units.append(group.fsdp_params)
-    return units
+    found: dict[int, Any] = {}
+    for module in _inner(model).modules():
+        if isinstance(module, FSDPModule):
+            found |= {id(group): group for group in _groups(module)}
+    return list(found.values())
+
+
+def _inner(model: Any) -> Any:
+    """Return the module inside torch.compile's wrapper."""
+    return getattr(model, "_modules", {}).get("_orig_mod", model)
 
 
 def _groups(module: Any) -> list[Any]:
@@ -212,8 +316,6 @@ def offload_mode(host: list[Any], keep: Any) -> Any:
         host: takes the tensors that live in host memory.
         keep: a context in which these are made.
     """
-    import sys
-
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -254,8 +356,6 @@ def host_copies(keep: Any) -> Iterator[None]:
     Args:
         keep: a context in which these are made.
     """
-    import sys
-
     import torch
     from torch.overrides import TorchFunctionMode
 

@@ -64,6 +64,7 @@ def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: 
             self.use_cpu = False
             changes.add("the ranks run on the CPU as the plan says; use_cpu=True would switch DeepSpeed off")
         own_sections = _take_deepspeed(self, settings, changes)
+        _take_fsdp(self, settings, changes)
         original(self)
         if own_sections:
             self.deepspeed_plugin.hf_ds_config.config.update(own_sections)
@@ -104,6 +105,13 @@ def _take_deepspeed(arguments: Any, settings: AppliedSettings, changes: Changes)
     text = "DeepSpeed is configured as the plan says; the script says TrainingArguments.deepspeed"
     changes.add(f"{text}, whose {' and '.join(kept)} stay" if kept else text)
     return {name: config[name] for name in kept}
+
+
+def _take_fsdp(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Remove the script's own FSDP settings: accelerate's launcher passes the plan's."""
+    if settings.uses_fsdp2 and (arguments.fsdp or arguments.fsdp_config):
+        arguments.fsdp = arguments.fsdp_config = None
+        changes.add("FSDP2 is configured as the plan says; the script says TrainingArguments.fsdp")
 
 
 def _config(deepspeed: Any) -> dict[str, Any]:
