@@ -43,7 +43,14 @@ from zerofit.training.setup.deepspeed import (
     sequence_shards,
     tensor_groups,
 )
-from zerofit.training.step import accumulation, backward, clipping, skipped_steps, trainer_loss
+from zerofit.training.step import (
+    accumulation,
+    backward,
+    clipping,
+    sharded_gradients,
+    skipped_steps,
+    trainer_loss,
+)
 from zerofit.training.step.deepspeed import optimizer_step
 from zerofit.training.wrapping import Step
 
@@ -68,6 +75,7 @@ _SETUP: Steps = {
             "once per engine: what follows gets its optimizer, too",
         ),
         Step("sharded prepare", sharded_prepare.wrappers, "once per model: what follows gets its optimizer"),
+        Step("sharded gradients", sharded_gradients.wrappers, "after what follows: watches what is sharded"),
         Step("optimizer", optimizer_swap.wrappers, "replaces the script's before the check"),
         Step("optimizer check", optimizer_swap.check_wrappers, "checks the optimizer that trains"),
         Step("micro-batches", micro_batches.wrappers, "after what follows: outside accelerate's wrappers"),
@@ -95,6 +103,7 @@ _SETUP: Steps = {
         Step("sharded prepare", sharded_prepare.wrappers, "returns those that prepare() made with a model"),
         Step("optimizer", optimizer_swap.wrappers, "replaces the script's before it is prepared"),
         Step("micro-batches", micro_batches.wrappers, "undoes skipped losses' passes before it"),
+        Step("sharded gradients", sharded_gradients.wrappers, "after those: what is left is not reduced"),
         Step("window weights", accumulation.weight_wrappers, "last before the optimizer's own step()"),
     ),
     "free_memory": (
@@ -125,6 +134,7 @@ _STEP: Steps = {
     "clip_grad_value_": (
         Step("clipping", clipping.wrappers, "refused under DeepSpeed"),
         Step("window weights", accumulation.weight_wrappers, "completes the gradients that are clipped"),
+        Step("sharded gradients", sharded_gradients.wrappers, "in place of accelerate's, which refuses"),
     ),
     "log": (Step("memory in trackers", tracked_memory.wrappers, "adds the peaks"),),
 }

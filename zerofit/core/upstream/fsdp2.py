@@ -12,6 +12,7 @@ from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
 ENGINE_FILES = "/_fully_shard/"
 """Part of the paths of FSDP2's own files, torch/distributed/fsdp/_fully_shard/."""
@@ -27,6 +28,8 @@ PART_OF = {
 _STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 _HOST_COPY = "_fsdp_collectives.py"
 _DEVICE_COPY = "_fsdp_param.py"
+_AROUND_FORWARD = "_zerofit_gathers_around_forward"
+"""Attribute of a model whose forward() has FSDP2's hooks."""
 """The files that copy an offloaded gradient to the host, and an offloaded shard to the device."""
 
 
@@ -178,6 +181,28 @@ def is_sharded(model: Any) -> bool:
     return fsdp is not None and isinstance(_inner(model), fsdp.FSDPModule)
 
 
+def gather_around_forward(model: Any) -> None:
+    """Make a sharded model gather around its forward() rather than around its call.
+
+    What replaces the forward may then run the original several times. Outside of FSDP2's own hooks a unit
+    would take itself for the root.
+    """
+    inner = _inner(model)
+    if inner.__dict__.get(_AROUND_FORWARD):
+        return
+    state, original = inner._get_fsdp_state(), inner.forward
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = state._pre_forward(inner, args, kwargs)
+        return state._post_forward(inner, args, original(*args, **kwargs))
+
+    inner.forward = forward
+    inner.__dict__[_AROUND_FORWARD] = True
+
+
 def is_shard(value: Any) -> bool:
     """Return True for a DTensor: of a weight, its gradient or an optimizer state."""
     tensors = sys.modules.get("torch.distributed.tensor")  # there are none before this is imported
@@ -187,6 +212,24 @@ def is_shard(value: Any) -> bool:
 def has_shards(model: Any) -> bool:
     """Return True if any parameter of a model is sharded."""
     return any(map(is_shard, model.parameters()))
+
+
+def complete_scalars(module: ModuleType) -> None:
+    """Make .item(), float() and bool() of a DTensor return the value over all ranks: a collective.
+
+    torch returns each rank's own part, so that a norm of a sharded gradient differs from rank to rank
+    (torch/distributed/tensor/_sharding_prop.py, "special case op", 2.13).
+
+    Args:
+        module: torch.distributed.tensor.
+    """
+    import torch
+
+    def read(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return operator(args[0].full_tensor())
+
+    handlers = module.DTensor._op_dispatcher._custom_op_handlers
+    handlers.setdefault(torch.ops.aten._local_scalar_dense.default, read)
 
 
 def whole_tensor(value: Any, *, keeps: bool) -> Any:

@@ -8,7 +8,7 @@ import inspect
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.upstream.fsdp2 import gradients_unreduced, is_sharded
+from zerofit.core.upstream.fsdp2 import gather_around_forward, gradients_unreduced, is_sharded
 from zerofit.training.batch.micro_batches.pending_backward import PendingBackward
 from zerofit.training.batch.micro_batches.split_model import SplitModel
 from zerofit.training.batch.micro_batches.splitter import Splitter
@@ -128,6 +128,8 @@ def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Chang
     if not hasattr(accelerator, "_zerofit_pending_backward"):
         accelerator._zerofit_pending_backward = PendingBackward()
     if trains(prepared):
+        if is_sharded(prepared):
+            gather_around_forward(prepared)
         stage = _stage(accelerator)
         model = SplitModel(
             prepared,
