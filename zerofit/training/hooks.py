@@ -19,7 +19,7 @@ from zerofit.training.saving import checkpoints, stop_signal, whole_saving
 from zerofit.training.settings import settings_of
 from zerofit.training.setup import accelerator_arguments, batch_size, quantized_loading, trainer_arguments
 from zerofit.training.setup.deepspeed import partitioned_models, scalars, sequence_shards, tensor_groups
-from zerofit.training.step import accumulation, backward, clipping, schedulers, sharded_gradients
+from zerofit.training.step import accumulation, backward, clipping, schedulers, sharded_tensors
 from zerofit.training.step.deepspeed.optimizer_step import hide_renamed_collectives
 from zerofit.training.wrapping import install_steps, wrap
 
@@ -127,7 +127,7 @@ MODULE_HOOKS = (
     Hook("torch.utils.data.sampler", sample_order.install_in_samplers, "before an order is drawn"),
     Hook("torch.utils.file_baton", _install_build_locks, "before an op is built"),
     Hook("torch.nn.utils", _install_clipping, "before the script imports clip_grad_norm_ from it"),
-    Hook("torch.distributed.tensor", sharded_gradients.install_in_tensors, "before a weight is sharded"),
+    Hook("torch.distributed.tensor", sharded_tensors.install, "before a weight is sharded"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook(
         "deepspeed.runtime.zero.partition_parameters",

@@ -48,6 +48,7 @@ from zerofit.training.step import (
     backward,
     clipping,
     sharded_gradients,
+    sharded_writes,
     skipped_steps,
     trainer_loss,
 )
@@ -76,6 +77,7 @@ _SETUP: Steps = {
         ),
         Step("sharded prepare", sharded_prepare.wrappers, "once per model: what follows gets its optimizer"),
         Step("sharded gradients", sharded_gradients.wrappers, "after what follows: watches what is sharded"),
+        Step("sharded writes", sharded_writes.wrappers, "after what follows: watches what is sharded"),
         Step("optimizer", optimizer_swap.wrappers, "replaces the script's before the check"),
         Step("optimizer check", optimizer_swap.check_wrappers, "checks the optimizer that trains"),
         Step("micro-batches", micro_batches.wrappers, "after what follows: outside accelerate's wrappers"),

@@ -63,7 +63,7 @@ def accelerate_config(
         }
     if topology is not None and (sizes := mesh_sizes(strategy, topology)):
         config["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
-    # With use_cpu accelerate skips DeepSpeed and FSDP; ranks on the CPU are configured by the environment instead.
+    # With use_cpu accelerate skips DeepSpeed and FSDP; the environment configures ranks on the CPU instead.
     config["use_cpu"] = False
     return config
 

@@ -181,6 +181,39 @@ def is_sharded(model: Any) -> bool:
     return fsdp is not None and isinstance(_inner(model), fsdp.FSDPModule)
 
 
+def gather_around_generate(model: Any) -> None:
+    """Make a sharded model's generate(), which may call a part of it, gather as forward() does.
+
+    Trainer does the same (transformers/trainer.py, _prepare_for_training, 5.23).
+    """
+    inner = _inner(model)
+    if hasattr(inner, "generate") and is_sharded(inner):
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        register_fsdp_forward_method(inner, "generate")
+
+
+def reshard_after_evaluation(model: Any) -> None:
+    """Make a sharded model release the weights that it has gathered for a pass without gradients.
+
+    FSDP2 keeps those of the root and of the last unit, without resharding all, until a backward pass. Until
+    then they are the model's parameters, and what a script writes into them is lost.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    inner = _inner(model)
+
+    def release(*_: Any) -> None:
+        import torch
+
+        if not torch.is_grad_enabled():
+            for module in inner.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    inner.register_forward_hook(release)
+
+
 def gather_around_forward(model: Any) -> None:
     """Make a sharded model gather around its forward() rather than around its call.
 
@@ -230,6 +263,78 @@ def complete_scalars(module: ModuleType) -> None:
 
     handlers = module.DTensor._op_dispatcher._custom_op_handlers
     handlers.setdefault(torch.ops.aten._local_scalar_dense.default, read)
+
+
+def draw_whole(module: ModuleType) -> None:
+    """Make random numbers for a DTensor those of the whole tensor, of which each rank takes its part.
+
+    torch draws each rank's part by itself: on CPUs like numbers on all ranks, on GPUs others than for a whole
+    tensor (torch/distributed/tensor/_random.py).
+
+    Args:
+        module: torch.distributed.tensor.
+    """
+    import torch
+
+    dispatcher = module.DTensor._op_dispatcher
+
+    def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given, *others = args
+        in_place = operator._schema.is_mutable
+        whole = given.full_tensor()
+        drawn = operator(whole, *others, **kwargs)
+        part = module.distribute_tensor(drawn, given.device_mesh, given.placements, src_data_rank=None)
+        if not in_place:
+            return part
+        given._local_tensor.copy_(part._local_tensor)
+        return given
+
+    for operator in dispatcher._random_ops:
+        if operator is not torch.ops.aten.native_dropout.default:  # of activations, which are no DTensors
+            dispatcher._custom_op_handlers.setdefault(operator, draw)
+
+
+def refuse_hooks(module: ModuleType, refuse: Callable[[], Exception]) -> None:
+    """Refuse a hook on the gradient of a sharded parameter, which autograd never computes.
+
+    Args:
+        module: torch.distributed.tensor.
+        refuse: returns the error.
+    """
+    from torch.nn import Parameter
+
+    original = module.DTensor.register_hook
+
+    @functools.wraps(original)
+    def register_hook(self: Any, hook: Any) -> Any:
+        if isinstance(self, Parameter):
+            raise refuse()
+        return original(self, hook)
+
+    module.DTensor.register_hook = register_hook
+
+
+def keep_assigned_data(module: ModuleType) -> None:
+    """Make `parameter.data = value` change a DTensor's own part, which torch leaves as it was.
+
+    Writes into `.data` are counted as other writes are (Tensor._version).
+
+    Args:
+        module: torch.distributed.tensor.
+    """
+    import torch
+
+    tensor_class = module.DTensor
+
+    def assign(self: Any, value: Any) -> None:
+        if not isinstance(value, tensor_class):
+            raise RuntimeError("a plain tensor was assigned to the data of a DTensor")
+        if (value.shape, value.dtype) != (self.shape, self.dtype):
+            raise RuntimeError(f"data of another shape or dtype was assigned to a DTensor: {value.dtype}")
+        with torch.no_grad():
+            self.detach().copy_(value.detach())
+
+    tensor_class.data = property(lambda self: self.detach(), assign)
 
 
 def whole_tensor(value: Any, *, keeps: bool) -> Any:

@@ -359,9 +359,9 @@ def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -
     ]
     expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
     if settings.uses_fsdp2:
-        expected += ["optimizer.bin"] if settings.strategy.state_dict_type is StateDictType.FULL else [
-            "optimizer_0"
-        ]
+        expected += (
+            ["optimizer.bin"] if settings.strategy.state_dict_type is StateDictType.FULL else ["optimizer_0"]
+        )
     elif settings.uses_deepspeed:
         expected += [f"pytorch_model{f'_{i}' * (i > 0)}" for i in range(len(prepared_models(accelerator)))]
     else:

@@ -1,4 +1,4 @@
-"""save_pretrained() and save_model() under ZeRO-3 and FSDP2: all ranks gather the weights, rank 0 writes them.
+"""save_pretrained() and save_model() under ZeRO-3 and FSDP2: all ranks gather weights, rank 0 writes them.
 
 Otherwise ZeRO-3 would write placeholders of shape (0,), FSDP2 a rank's shards, and Trainer nothing where
 checkpoints are sharded.

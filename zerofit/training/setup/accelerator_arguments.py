@@ -87,7 +87,9 @@ def _drop_fsdp(arguments: dict[str, Any], changes: Changes) -> None:
 
     Its constructor has set a variable for transformers, which is the plan's again.
     """
-    brought = [name for name in ("fsdp_plugin", "parallelism_config") if arguments.pop(name, None) is not None]
+    brought = [
+        name for name in ("fsdp_plugin", "parallelism_config") if arguments.pop(name, None) is not None
+    ]
     os.environ.update(RANKS_LOAD_WHOLE)
     if brought:
         changes.add(f"FSDP2 is configured as the plan says; the script brings {' and '.join(brought)}")
@@ -102,16 +104,16 @@ def _check_engine(accelerator: Any, settings: AppliedSettings) -> None:
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     kind = "FSDP2" if kind == "FSDP" and accelerator.is_fsdp2 else kind
     sharding = {"DEEPSPEED": settings.uses_deepspeed, "FSDP2": settings.uses_fsdp2}
-    if all((kind == name) == is_planned for name, is_planned in sharding.items()):
-        if kind not in ("FSDP", "MEGATRON_LM"):
-            return
+    is_as_planned = all((kind == name) == is_planned for name, is_planned in sharding.items())
+    if is_as_planned and kind not in ("FSDP", "MEGATRON_LM"):
+        return
     raise UserError(
         "engine-not-as-planned",
         "the script trains on another engine than the plan says",
         found=f"accelerator.distributed_type is {kind}, and the plan says {settings.strategy.engine.value}",
         why="memory, time and checkpoints of the plan are those of its engine",
         fix="remove what chooses an engine in the script (DeepSpeedPlugin, fsdp_plugin, TrainingArguments' "
-        "deepspeed and fsdp), or choose the same for zerofit: --zero-stage N, --engine fsdp2, or --engine native",
+        "deepspeed and fsdp), or choose the same for zerofit: --zero-stage N, --engine fsdp2 or native",
     )
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_models
-from zerofit.core.upstream.fsdp2 import complete_scalars, drop_unreduced_gradients, is_sharded, unreduced_gradients
+from zerofit.core.upstream.fsdp2 import drop_unreduced_gradients, is_sharded, unreduced_gradients
 from zerofit.training.batch.micro_batches.hooks import settle
 from zerofit.training.setup.trained_groups import holds
 from zerofit.training.wrapping import around_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
@@ -22,16 +21,6 @@ if TYPE_CHECKING:
 
 _CLEARS = "_zerofit_clears_whole_gradients"
 """Attribute of a zero_grad() that also forgets gradients which are not reduced yet."""
-
-
-def install_in_tensors(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Complete a number that a script computes from a sharded tensor, such as a norm, before it reads it.
-
-    Args:
-        module: torch.distributed.tensor.
-    """
-    if settings.uses_fsdp2:
-        complete_scalars(module)
 
 
 def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
@@ -70,9 +59,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
 
 
 def _sharded_models(accelerator: Any, optimizer: Any) -> Iterator[Any]:
-    return (
-        model for model in prepared_models(accelerator) if is_sharded(model) and holds(optimizer, model)
-    )
+    return (model for model in prepared_models(accelerator) if is_sharded(model) and holds(optimizer, model))
 
 
 def _unreduced(accelerator: Any, optimizer: Any) -> Iterator[bool]:
@@ -103,6 +90,6 @@ def _not_reduced() -> UserError:
         found="a step without the backward pass of the window's last batch",
         why="within an accumulation window each rank keeps its own gradients, and the last backward pass "
         "reduces them over the ranks",
-        fix="call accelerator.backward() for the last batch too (multiply the loss by 0 to skip it), or clear "
-        "the gradients instead of stepping",
+        fix="call accelerator.backward() for the last batch too (multiply the loss by 0 to skip it), or "
+        "clear the gradients instead of stepping",
     )
