@@ -39,10 +39,11 @@ ROWS = [
     Case("z3", "loop", ("split", "checkpointed", "frozen", "bucketed")),
     Case("z3", "trainer", ("accumulated", "eight_bit", "lora", "resumed")),
     Case("fsdp", "loop", ("split", "accumulated", "checkpointed", "frozen")),
-    Case("fsdp", "loop", ("lora", "bucketed", "resumed")),
-    Case("fsdp", "trainer", ("split", "accumulated", "lora", "checkpointed")),
-    Case("fsdp", "trainer", ("frozen", "bucketed", "resumed")),
-    Case("fsdp", "loop", ("eight_bit",)),
+    Case("fsdp", "trainer", ("lora", "bucketed", "resumed")),
+    Case("fsdp-kept", "loop", ("lora", "bucketed", "resumed")),
+    Case("fsdp-kept", "trainer", ("split", "accumulated", "checkpointed", "frozen")),
+    Case("hybrid", "loop", ("accumulated", "lora", "resumed")),
+    Case("hybrid", "trainer", ("split", "checkpointed", "frozen", "bucketed")),
     Case("tp", "loop", ("split", "accumulated", "eight_bit", "frozen", "bucketed", "resumed")),
     Case("tp", "trainer", ("checkpointed",)),
     Case("sp", "loop", ("split", "accumulated", "eight_bit", "lora", "bucketed")),
@@ -53,6 +54,9 @@ ROWS = [
 REFUSED = {
     ("tp", "lora"): "tensor-parallel-adapters",
     ("pp", "lora"): "pipeline-adapters",
+    ("fsdp", "eight_bit"): "optimizer-steps-no-shards",
+    ("fsdp-kept", "eight_bit"): "optimizer-steps-no-shards",
+    ("hybrid", "eight_bit"): "optimizer-steps-no-shards",
 }
 """Pairs that zerofit refuses, with the id of its error."""
 MEANINGLESS = {("lora", "frozen"): "adapters are trained on weights that are frozen already"}

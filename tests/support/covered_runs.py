@@ -22,13 +22,17 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "z2": ("--num-processes", "2", "--zero-stage", "2", *_ALL_ON_GPU),
     "z3": ("--num-processes", "2", "--zero-stage", "3", *_ALL_ON_GPU),
     "fsdp": ("--num-processes", "2", "--engine", "fsdp2"),
+    "fsdp-kept": ("--num-processes", "2", "--engine", "fsdp2", "--no-reshard-after-forward"),
+    "hybrid": ("--num-processes", "4", "--engine", "fsdp2", "--dp-replicate-size", "2"),
     "tp": ("--num-processes", "2", "--tensor-parallel-size", "2"),
     "sp": ("--num-processes", "2", "--sequence-parallel-size", "2"),
     "pp": ("--num-processes", "2", "--pipeline-parallel-size", "2"),
 }
 """Flags of `zerofit launch` for each layout of ranks."""
-_SHARES_NO_SAMPLES = {"ddp", "z1", "z2", "z3", "fsdp"}
-_CUT_STATES = {"z1", "z2", "z3", "fsdp", "tp", "sp"}
+_READERS = dict.fromkeys(("ddp", "z1", "z2", "z3", "fsdp", "fsdp-kept"), 2) | {"hybrid": 4}
+"""Ranks that read other samples than the others; 1 for the other layouts."""
+_SHARDED = ("fsdp", "fsdp-kept", "hybrid")
+_CUT_STATES = {"z1", "z2", "z3", "tp", "sp"}
 """Layouts under which a block of 8-bit states holds other elements than in one process."""
 
 
@@ -46,13 +50,13 @@ class Case:
     @property
     def data_parallel_size(self) -> int:
         """Ranks that read other samples than the others."""
-        return 2 if self.layout in _SHARES_NO_SAMPLES else 1
+        return _READERS.get(self.layout, 1)
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Flags of `zerofit launch`."""
         made = {
-            "split": ("--micro-batch-size", "2"),
+            "split": ("--micro-batch-size", "1" if self.layout == "hybrid" else "2"),
             "checkpointed": ("--gradient-checkpointing",),
             "eight_bit": ("--optimizer", "adamw-8bit"),
             "frozen": ("--freeze", "embeddings"),
@@ -160,9 +164,9 @@ def _not_applied(folder: Path, case: Case) -> tuple[str, ...]:
     wrong = []
     if case.layout in ("z1", "z2", "z3") and script["zero_stage"] != int(case.layout[1]):
         wrong.append(f"ZeRO-{script['zero_stage']}")
-    if script["is_sharded"] != (case.layout == "fsdp"):
+    if script["is_sharded"] != (case.layout in _SHARDED):
         wrong.append(f"sharded by FSDP2: {script['is_sharded']}")
-    if case.layout in ("one", "ddp", "fsdp", "pp") and script["zero_stage"] is not None:
+    if case.layout in ("one", "ddp", *_SHARDED, "pp") and script["zero_stage"] is not None:
         wrong.append(f"ZeRO-{script['zero_stage']}")
     if case.layout in _DEGREES and topology[_DEGREES[case.layout]] != 2:
         wrong.append(f"{_DEGREES[case.layout]} is {topology[_DEGREES[case.layout]]}")

@@ -30,6 +30,7 @@ from zerofit.training.setup import (
     compiled_model,
     optimizer_swap,
     replicas,
+    sharded_model,
     sharded_prepare,
     trainer_arguments,
     trainer_optimizer,
@@ -86,7 +87,7 @@ _SETUP: Steps = {
         Step("sample groups", sample_groups.wrappers, "only checks DataLoaders"),
         Step("tensor groups", tensor_groups.wrappers, "before the engine shards the model"),
         Step("pipeline stages", pipeline.wrappers, "directly around accelerate's: cuts model and optimizer"),
-        Step("FSDP2's units", sharded_prepare.unit_wrappers, "directly around accelerate's, which shards"),
+        Step("FSDP2's units", sharded_model.wrappers, "directly around accelerate's, which shards"),
     ),
     "prepare_model": (
         Step("changed model", changed_model.wrappers, "before all others, which need the trained model"),

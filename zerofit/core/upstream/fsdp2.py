@@ -28,6 +28,8 @@ PART_OF = {
 _STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 _HOST_COPY = "_fsdp_collectives.py"
 _DEVICE_COPY = "_fsdp_param.py"
+_MOST_CALLS = 10
+"""Python calls between FSDP2 and a module's __setattr__(), at most."""
 _AROUND_FORWARD = "_zerofit_gathers_around_forward"
 """Attribute of a model whose forward() has FSDP2's hooks."""
 """The files that copy an offloaded gradient to the host, and an offloaded shard to the device."""
@@ -148,7 +150,26 @@ def prepare_alone(accelerator: Any, objects: tuple[Any, ...]) -> Any:
     prepared = accelerator._prepare_fsdp2(*objects)
     for item in prepared:
         item._is_accelerate_prepared = True
-    return prepared if len(prepared) > 1 else prepared[0]
+    return tuple(prepared) if len(prepared) > 1 else prepared[0]
+
+
+def is_called_by_engine() -> bool:
+    """Return True in a call of FSDP2, which puts gathered weights in the places of shards and back."""
+    frame = sys._getframe(1)
+    for _ in range(_MOST_CALLS):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if ENGINE_FILES in frame.f_code.co_filename:
+            return True
+    return False
+
+
+def canonical_parameters(model: Any) -> dict[str, Any]:
+    """Return the parameters of a model by names without the parts of torch.compile's and other wrappers."""
+    from accelerate.utils.fsdp_utils import fsdp2_canonicalize_names
+
+    return dict(fsdp2_canonicalize_names(dict(model.named_parameters())))
 
 
 def check_tied(kind: str, names: list[str], model: Any) -> None:

@@ -7,21 +7,9 @@ from weakref import WeakSet
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_optimizers
-from zerofit.core.upstream.fsdp2 import (
-    check_tied,
-    classes_to_wrap,
-    gather_around_generate,
-    is_shard,
-    is_sharded,
-    prepare_alone,
-    reshard_after_evaluation,
-)
-from zerofit.core.upstream.torch import accumulated_hooks
-from zerofit.models.element_wise import try_sharded
-from zerofit.training.batch.micro_batches.separability import HOOKING_LIBRARIES
+from zerofit.core.upstream.fsdp2 import is_sharded
 from zerofit.training.setup.optimizer_swap import is_plain_optimizer, live_optimizers
-from zerofit.training.setup.trained_groups import holds, parameters_of, trains
-from zerofit.training.step.sharded_tensors import gradient_hook
+from zerofit.training.setup.trained_groups import holds, trains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,33 +67,6 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         "prepare_optimizer": prepare_optimizer,
         "free_memory": free_memory,
     }
-
-
-def unit_wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
-    """Choose the units of the model that accelerate is about to shard."""
-    if not settings.uses_fsdp2:
-        return {}
-
-    def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
-        models = [item for item in objects if _is_module(item)]
-        for model in models:
-            self.state.fsdp_plugin.transformer_cls_names_to_wrap = classes_to_wrap(model)
-            _check_no_hooks(model)
-        names = [[name for name, _ in model.named_parameters()] for model in models]
-        if bool(models) == any(map(_is_optimizer, objects)):
-            prepared = original(self, *objects, **kwargs)
-        else:
-            prepared = prepare_alone(self, objects)
-        for model, before in zip(models, names, strict=True):
-            check_tied(type(model).__name__, before, model)
-            gather_around_generate(model)
-            reshard_after_evaluation(model)
-        for optimizer in objects if models else ():
-            if is_plain_optimizer(optimizer) and settings.plan.is_checked:
-                _check_steps_shards(optimizer, changes)
-        return prepared
-
-    return {"prepare": prepare}
 
 
 class _PrepareCall:
@@ -179,35 +140,6 @@ def _check_not_whole(accelerator: Any, optimizer: Any) -> None:
                 fix="create the optimizer first and pass both to one call: "
                 "model, optimizer = accelerator.prepare(model, optimizer)",
             )
-
-
-def _check_no_hooks(model: Any) -> None:
-    """Check that no parameter of a model to be sharded has a hook on its gradient."""
-    for name, parameter in model.named_parameters():
-        hooks = (*(parameter._backward_hooks or {}).values(), *accumulated_hooks(parameter))
-        for hook in () if is_shard(parameter) else hooks:
-            if not str(getattr(hook, "__module__", "")).startswith(HOOKING_LIBRARIES):
-                raise gradient_hook(name)
-
-
-def _check_steps_shards(optimizer: Any, changes: Changes) -> None:
-    """Check that an optimizer steps shards as it steps whole tensors."""
-    shard = next(filter(is_shard, parameters_of(optimizer)), None)
-    if shard is None:
-        return
-    tried = try_sharded(optimizer, shard)
-    if tried.is_kept is None:
-        changes.warn(f"zerofit: it is not known if {tried.name} steps FSDP2's shards right: {tried.found}")
-    elif not tried.is_kept:
-        raise UserError(
-            "optimizer-steps-no-shards",
-            "the script's optimizer would train differently under FSDP2, or fail",
-            found=f"{tried.name}: {tried.found}",
-            why="FSDP2's parameters are DTensors, of which each rank holds a part; kernels that read memory "
-            "directly, as those of 8-bit optimizers, have no rule for them",
-            fix="use an optimizer of PyTorch's operators, such as torch.optim.AdamW, or train without FSDP2: "
-            "--zero-stage 3, or --engine native",
-        )
 
 
 def _is_module(item: Any) -> bool:

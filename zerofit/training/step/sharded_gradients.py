@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import prepared_models
-from zerofit.core.upstream.fsdp2 import drop_unreduced_gradients, is_sharded, unreduced_gradients
+from zerofit.core.upstream.fsdp2 import drop_unreduced_gradients, is_shard, is_sharded, unreduced_gradients
 from zerofit.training.batch.micro_batches.hooks import settle
-from zerofit.training.setup.trained_groups import holds
+from zerofit.training.setup.trained_groups import holds, parameters_of
 from zerofit.training.wrapping import around_steps
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         return {}
 
     def step(self: Any, optimizer: Any, original: Any, closure: Any = None) -> Any:
-        if self.sync_gradients and any(_unreduced(self, optimizer)):
-            raise _not_reduced()
+        if self.sync_gradients:
+            if any(_unreduced(self, optimizer)):
+                raise _not_reduced()
+            _check_all_sharded(optimizer)
         return original(closure)
 
     before_step = around_steps("_zerofit_reduced", step)
@@ -81,6 +83,22 @@ def _clear_whole(owner: Any, models: Callable[[], Iterator[Any]]) -> None:
 
     setattr(zero_grad, _CLEARS, True)
     owner.zero_grad = zero_grad
+
+
+def _check_all_sharded(optimizer: Any) -> None:
+    """Check that an optimizer of shards has got no parameter since, whose gradient nothing reduces."""
+    parameters = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
+    late = [parameter for parameter in parameters if not is_shard(parameter)]
+    if late and len(late) < len(parameters):
+        raise UserError(
+            "parameter-not-sharded",
+            "the script trains a parameter that FSDP2 does not synchronize",
+            found=f"a parameter of shape {tuple(late[0].shape)}, added to the optimizer after prepare()",
+            why="FSDP2 reduces the gradients of the model that it has sharded, and each rank would train "
+            "this one by its own samples",
+            fix="make it a part of the model before accelerator.prepare(), or train without FSDP2: "
+            "--engine native",
+        )
 
 
 def _not_reduced() -> UserError:
