@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
+
+
+MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
+"""accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
 
 
 def accelerate_config(
@@ -16,20 +20,20 @@ def accelerate_config(
     *,
     topology: Topology | None,
     deepspeed_file: str | None,
-    makes_groups: bool = False,
+    is_used_alone: bool = False,
 ) -> dict[str, Any]:
     """Return accelerate's configuration for a strategy.
 
-    Precision, accumulation, clipping and offload are absent: accelerate refuses them beside
-    ``deepspeed_config_file`` (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the
+    Precision, accumulation, clipping and offload are absent beside ``deepspeed_config_file``: accelerate
+    refuses them there (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the
     precision goes on the command line and the rest into the DeepSpeed file.
 
     Args:
         strategy: the strategy.
         topology: the ranks; None leaves them to the command line.
-        deepspeed_file: path of the DeepSpeed JSON; None for other engines.
-        makes_groups: True if accelerate creates the sequence-parallel groups; `zerofit launch` does it
-            itself.
+        deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+        is_used_alone: True if accelerate creates the sequence-parallel groups and recomputes activations;
+            `zerofit launch` does both itself.
     """
     config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     if strategy.engine is Engine.DEEPSPEED:
@@ -41,16 +45,20 @@ def accelerate_config(
         if strategy.zero_stage is ZeroStage.PARAMETERS:
             deepspeed["zero3_init_flag"] = True
         config["deepspeed_config"] = deepspeed
-    if strategy.engine is Engine.FSDP2:
-        config["fsdp_config"] = fsdp_config(strategy)
     config["distributed_type"] = _distributed_type(strategy, topology)
+    if strategy.engine is Engine.FSDP2:
+        config["fsdp_config"] = fsdp_section(strategy, is_used_alone=is_used_alone)
     config["main_training_function"] = "main"
     if topology is not None:
         config["num_machines"] = topology.num_nodes
         config["num_processes"] = topology.world_size
+    if strategy.engine is Engine.FSDP2 and strategy.precision is not None:
+        config["mixed_precision"] = MIXED_PRECISION[strategy.precision]
     config["rdzv_backend"] = "static"
     config["same_network"] = True
-    if makes_groups and topology is not None and topology.sequence_parallel_size > 1:
+    if topology is not None and (sizes := mesh_sizes(strategy, topology)):
+        config["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    if is_used_alone and topology is not None and topology.sequence_parallel_size > 1:
         config["parallelism_config"] = {
             # Its product with the group size must equal the number of ranks, else the batch size is wrong
             # (accelerate 1.15, accelerator.py, _prepare_deepspeed).
@@ -61,26 +69,25 @@ def accelerate_config(
             # Without it DeepSpeed refuses every model: the default is none.
             "parallelism_config_sp_attn_implementation": strategy.attention or "sdpa",
         }
-    if topology is not None and (sizes := mesh_sizes(strategy, topology)):
-        config["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     # With use_cpu accelerate skips DeepSpeed and FSDP; the environment configures ranks on the CPU instead.
     config["use_cpu"] = False
     return config
 
 
-def fsdp_config(strategy: Strategy) -> dict[str, Any]:
-    """Return accelerate's section for FSDP2, by the keys of its file."""
-    return {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": strategy.reshard_after_forward,
-        "fsdp_offload_params": strategy.param_offload is not OffloadDevice.NONE,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_state_dict_type": strategy.state_dict_type.value,
-        # Ranks without weights of their own can't check what they train, and models made from a
-        # configuration have none that another could load.
-        "fsdp_cpu_ram_efficient_loading": False,
-        "fsdp_activation_checkpointing": False,  # checkpointing is the model's own, as under other engines
-    }
+def accelerate_yaml(
+    strategy: Strategy,
+    *,
+    topology: Topology | None,
+    deepspeed_file: str | None,
+    is_used_alone: bool = False,
+) -> str:
+    """Return the text of the accelerate YAML file; see accelerate_config."""
+    import yaml
+
+    config = accelerate_config(
+        strategy, topology=topology, deepspeed_file=deepspeed_file, is_used_alone=is_used_alone
+    )
+    return yaml.safe_dump(config, sort_keys=False)
 
 
 def mesh_sizes(strategy: Strategy, topology: Topology) -> dict[str, int]:
@@ -90,20 +97,24 @@ def mesh_sizes(strategy: Strategy, topology: Topology) -> dict[str, int]:
     return {"dp_replicate_size": topology.dp_replicate_size, "dp_shard_size": topology.dp_shard_size}
 
 
-def accelerate_yaml(
-    strategy: Strategy,
-    *,
-    topology: Topology | None,
-    deepspeed_file: str | None,
-    makes_groups: bool = False,
-) -> str:
-    """Return the text of the accelerate YAML file; see accelerate_config."""
-    import yaml
+def fsdp_section(strategy: Strategy, *, is_used_alone: bool) -> dict[str, Any]:
+    """Return accelerate's fsdp_config for a strategy of FSDP2; its units are transformers' _no_split_modules.
 
-    config = accelerate_config(
-        strategy, topology=topology, deepspeed_file=deepspeed_file, makes_groups=makes_groups
-    )
-    return yaml.safe_dump(config, sort_keys=False)
+    Args:
+        strategy: the strategy.
+        is_used_alone: True if accelerate loads weights on rank 0 only and recomputes activations, if the
+            strategy says so. Under `zerofit launch` each rank loads the weights that it checks and changes.
+    """
+    recomputes = bool(strategy.gradient_checkpointing) and strategy.checkpoint_every == 1
+    return {
+        "fsdp_activation_checkpointing": is_used_alone and recomputes,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": is_used_alone,
+        "fsdp_offload_params": strategy.param_offload is OffloadDevice.CPU,
+        "fsdp_reshard_after_forward": strategy.reshard_after_forward,
+        "fsdp_state_dict_type": strategy.state_dict_type.value,
+        "fsdp_version": 2,
+    }
 
 
 def _distributed_type(strategy: Strategy, topology: Topology | None) -> str:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.configs.write.accelerate import fsdp_config, mesh_sizes
+from zerofit.configs.write.accelerate import MIXED_PRECISION, fsdp_section, mesh_sizes
 from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 
@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.plan import Plan
 
-MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
-"""accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
-
 RANKS_LOAD_WHOLE = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
-"""FSDP2: each rank loads the weights (fsdp_config); transformers reads the variable as it loads a model."""
+"""FSDP2: each rank loads the weights (fsdp_section); transformers reads the variable as it loads a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +139,7 @@ def fsdp_environment(plan: Plan) -> dict[str, str]:
     if plan.strategy.engine is not Engine.FSDP2:
         return {}
     environment = {"ACCELERATE_USE_FSDP": "true"}
-    for key, value in fsdp_config(plan.strategy).items():
+    for key, value in fsdp_section(plan.strategy, is_used_alone=False).items():
         environment[key.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
     if sizes := mesh_sizes(plan.strategy, plan.topology):
         environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
