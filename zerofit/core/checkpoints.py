@@ -233,14 +233,14 @@ def state_dict_type_of(folder: Path) -> StateDictType | None:
 
     accelerate/utils/fsdp_utils.py, save_fsdp_model.
     """
-    if (folder / f"{_FSDP_WEIGHTS}_0").is_dir():
+    if (folder / f"{FSDP_WEIGHTS}_0").is_dir():
         return StateDictType.SHARDED
-    return StateDictType.FULL if (folder / f"{_FSDP_WEIGHTS}.bin").is_file() else None
+    return StateDictType.FULL if (folder / f"{FSDP_WEIGHTS}.bin").is_file() else None
 
 
 def sharded_folders(folder: Path) -> tuple[Path, ...]:
     """Return the folders of torch.distributed.checkpoint in a checkpoint: weights, then optimizer states."""
-    places = (folder / f"{name}_{number}" for name in (_FSDP_WEIGHTS, "optimizer") for number in range(2))
+    places = (folder / f"{name}_{number}" for name in (FSDP_WEIGHTS, "optimizer") for number in range(2))
     return tuple(place for place in places if place.is_dir())
 
 
@@ -327,7 +327,7 @@ _STATE = re.compile(
     r"random_states_\d+\.pkl|optimizer(_\d+)?\.(bin|pt)|scheduler(_\d+)?\.(bin|pt)|custom_checkpoint_\d+\.pkl"
     r"|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
 )
-_FSDP_WEIGHTS = "pytorch_model_fsdp"
+FSDP_WEIGHTS = "pytorch_model_fsdp"
 """Name of FSDP's weights, as a file or with a number as a folder (accelerate/utils/constants.py)."""
 _SHARDS_INDEX = ".metadata"
 """Written last (torch/distributed/checkpoint/filesystem.py)."""

@@ -85,18 +85,19 @@ def _compared(
     return ElementWise(is_kept=False, name=name, found=found)
 
 
-def try_sharded(optimizer: Any, shard: Any) -> ElementWise:
+def try_sharded(optimizer: Any, device: Any) -> ElementWise:
     """Step small copies of an optimizer on whole tensors and on sharded ones, and compare; a collective.
 
     Args:
         optimizer: a torch.optim.Optimizer with the script's settings; it is not changed.
-        shard: one of its parameters, whose ranks and placements are used.
+        device: of this rank.
     """
     import torch
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
 
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     name = f"{type(optimizer).__module__.partition('.')[0]}'s {type(optimizer).__name__}"
-    device = shard.to_local().device
     generator = torch.Generator().manual_seed(0)
     draws = [
         [[torch.randn(shape, generator=generator).to(device) for shape in group] for group in shapes]
@@ -104,7 +105,7 @@ def try_sharded(optimizer: Any, shard: Any) -> ElementWise:
     ]
 
     def cut(tensor: Any) -> Any:
-        return distribute_tensor(tensor, shard.device_mesh, shard.placements)
+        return distribute_tensor(tensor, mesh, [Shard(0)])
 
     with torch.random.fork_rng(), torch.enable_grad():
         try:

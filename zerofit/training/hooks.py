@@ -122,6 +122,7 @@ def _install_training_arguments(module: Any, settings: AppliedSettings, changes:
 MODULE_HOOKS = (
     Hook("torch.autograd", observe.install_backward, "before anything is trained"),
     Hook("torch.serialization", observe.install_saving, "before torch imports save() from it"),
+    Hook("torch.serialization", whole_saving.install_in_torch, "before torch imports save() from it"),
     Hook("torch.optim.optimizer", observe.install_steps, "before an optimizer is made"),
     Hook("torch.utils.data.dataloader", _install_data_loader, "before a DataLoader is made"),
     Hook("torch.utils.data.sampler", sample_order.install_in_samplers, "before an order is drawn"),

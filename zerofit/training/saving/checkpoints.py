@@ -225,7 +225,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         def write(partial: Path) -> None:
             original(self, str(partial), *args, **kwargs)
             if self.is_main_process and len(prepared_models(self)) == 1:
-                _describe_model(self.unwrap_model(prepared_models(self)[0]), partial / MODEL_FOLDER)
+                describe_model(self.unwrap_model(prepared_models(self)[0]), partial / MODEL_FOLDER)
 
         try:
             if project.automatic_checkpoint_naming:
@@ -334,7 +334,7 @@ def _saved_step(accelerator: Any, manifest: Manifest | None) -> int | None:
     return next((rank_step for rank_step in gather(step) if rank_step is not None), None)
 
 
-def _describe_model(model: Any, folder: Path) -> None:
+def describe_model(model: Any, folder: Path) -> None:
     """Save the configurations of the model and its adapters, which `zerofit export` needs."""
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         return

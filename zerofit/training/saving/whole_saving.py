@@ -7,8 +7,11 @@ checkpoints are sharded.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
 from zerofit.core.upstream.fsdp2 import has_shards, is_shard, whole_tensor
 from zerofit.generation.gathering import each_whole, missing_bytes
@@ -17,6 +20,7 @@ from zerofit.ranks.script_line import script_line
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from zerofit.training.changes import Changes
@@ -48,6 +52,43 @@ def install_in_peft(module: ModuleType, settings: AppliedSettings, changes: Chan
     _hook(module.PeftModel, settings, changes)
 
 
+def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Refuse torch.save() of FSDP2's shards: what one rank saves is its own part, and the rest is lost.
+
+    Args:
+        module: torch.serialization.
+    """
+
+    def save(original: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+        if any(map(is_shard, _members(value))):
+            raise _saves_shards(script_line())
+        original(value, *args, **kwargs)
+
+    if settings.uses_fsdp2:
+        wrap(module, "save", save)
+
+
+def _members(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the members of nested containers, such as a state dict in a dict of a script."""
+    if isinstance(value, Mapping | list | tuple) and depth:
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _members(member, depth - 1)
+    else:
+        yield value
+
+
+def _saves_shards(line: str) -> UserError:
+    return UserError(
+        "saves-shards",
+        "the script saves shards of FSDP2 in place of whole weights",
+        found=f"{line}: torch.save() of DTensors, as state_dict() returns them",
+        why="each rank holds a part of each weight, and the file would have that of one rank",
+        fix="call accelerator.get_state_dict(model) on all ranks and save what it returns on the main one, "
+        "or accelerator.save_state(), or model.save_pretrained()",
+        see="https://huggingface.co/docs/accelerate/usage_guides/fsdp#saving-and-loading",
+    )
+
+
 def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     if settings.strategy.zero_stage is not ZeroStage.PARAMETERS and not settings.uses_fsdp2:
         return
@@ -63,7 +104,8 @@ def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None
         if "state_dict" in given or not (has_shards(self) if settings.uses_fsdp2 else missing_bytes(self)):
             return original(self, *args, **kwargs)
         line = script_line()
-        meet("model.save_pretrained", line=line, limit_s=settings.plan.generate_limit_s, advice=_SAVING)
+        advice = replace(_SAVING, rule="fsdp2-saves-on-all-ranks") if settings.uses_fsdp2 else _SAVING
+        meet("model.save_pretrained", line=line, limit_s=settings.plan.generate_limit_s, advice=advice)
         changes.add(
             f"{line}: save_pretrained() gathers the weights that {engine} partitions; rank 0 writes them"
         )

@@ -21,10 +21,12 @@ from zerofit.core.upstream.torch import accumulated_hooks
 from zerofit.models.element_wise import try_sharded
 from zerofit.training.batch.micro_batches.separability import HOOKING_LIBRARIES
 from zerofit.training.setup.optimizer_swap import is_plain_optimizer, live_optimizers
-from zerofit.training.setup.trained_groups import holds, parameters_of, trains
+from zerofit.training.setup.trained_groups import holds, trains
 from zerofit.training.step.sharded_tensors import gradient_hook
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
     from zerofit.training.wrapping import Wrapper
@@ -44,6 +46,8 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
 
         models = [item for item in objects if isinstance(item, Module)]
         held = [_Held(model) for model in models]
+        if models and settings.plan.is_checked:
+            _check_optimizers(objects, self.device, changes)
         for model in models:
             _check_no_hooks(model)
             self.state.fsdp_plugin.transformer_cls_names_to_wrap = classes_to_wrap(model)
@@ -53,10 +57,6 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
             prepared = prepare_alone(self, objects)
         for model in held:
             model.follow()
-        for item in objects if models else ():
-            optimizer = getattr(item, "optimizer", item)
-            if is_plain_optimizer(optimizer) and settings.plan.is_checked:
-                _check_steps_shards(optimizer, changes)
         return tuple(prepared) if isinstance(prepared, list) else prepared  # a tuple, as elsewhere
 
     return {"prepare": prepare}
@@ -132,12 +132,16 @@ def _check_no_hooks(model: Any) -> None:
                 raise gradient_hook(name)
 
 
-def _check_steps_shards(optimizer: Any, changes: Changes) -> None:
-    """Check that an optimizer steps shards as it steps whole tensors."""
-    shard = next(filter(is_shard, parameters_of(optimizer)), None)
-    if shard is None:
-        return
-    tried = try_sharded(optimizer, shard)
+def _check_optimizers(objects: Iterable[Any], device: Any, changes: Changes) -> None:
+    """Check that the optimizers among prepared objects step shards as they step whole tensors."""
+    for item in objects:
+        optimizer = getattr(item, "optimizer", item)  # inside accelerate's, if it was prepared before
+        if is_plain_optimizer(optimizer):
+            _check_steps_shards(optimizer, device, changes)
+
+
+def _check_steps_shards(optimizer: Any, device: Any, changes: Changes) -> None:
+    tried = try_sharded(optimizer, device)
     if tried.is_kept is None:
         changes.warn(f"zerofit: it is not known if {tried.name} steps FSDP2's shards right: {tried.found}")
     elif not tried.is_kept:
