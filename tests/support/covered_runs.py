@@ -23,15 +23,17 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "z3": ("--num-processes", "2", "--zero-stage", "3", *_ALL_ON_GPU),
     "fsdp": ("--num-processes", "2", "--engine", "fsdp2"),
     "fsdp-kept": ("--num-processes", "2", "--engine", "fsdp2", "--no-reshard-after-forward"),
+    "fsdp-alone": ("--num-processes", "1", "--engine", "fsdp2"),
+    "fsdp-four": ("--num-processes", "4", "--engine", "fsdp2"),
     "hybrid": ("--num-processes", "4", "--engine", "fsdp2", "--dp-replicate-size", "2"),
     "tp": ("--num-processes", "2", "--tensor-parallel-size", "2"),
     "sp": ("--num-processes", "2", "--sequence-parallel-size", "2"),
     "pp": ("--num-processes", "2", "--pipeline-parallel-size", "2"),
 }
 """Flags of `zerofit launch` for each layout of ranks."""
-_READERS = dict.fromkeys(("ddp", "z1", "z2", "z3", "fsdp", "fsdp-kept"), 2) | {"hybrid": 4}
+_READERS = dict.fromkeys(("ddp", "z1", "z2", "z3", "fsdp", "fsdp-kept"), 2) | {"hybrid": 4, "fsdp-four": 4}
 """Ranks that read other samples than the others; 1 for the other layouts."""
-_SHARDED = ("fsdp", "fsdp-kept", "hybrid")
+_SHARDED = ("fsdp", "fsdp-kept", "fsdp-alone", "fsdp-four", "hybrid")
 _CUT_STATES = {"z1", "z2", "z3", "tp", "sp"}
 """Layouts under which a block of 8-bit states holds other elements than in one process."""
 
@@ -108,7 +110,7 @@ def train_by_itself(case: Case, model: Path, folder: Path) -> Trained:
     run = run_command(
         (*launcher, str(SCRIPT), "--model", str(model), *arguments), folder, ACCELERATE_USE_CPU="true"
     ).check()
-    return _read(folder / "out", case, run.stderr)
+    return read_trained(folder / "out", case, run.stderr)
 
 
 def train_under_zerofit(case: Case, model: Path, folder: Path, **variables: str) -> Trained:
@@ -117,17 +119,18 @@ def train_under_zerofit(case: Case, model: Path, folder: Path, **variables: str)
     script = (str(SCRIPT), "--model", str(model), *case.arguments(by_itself=False))
     if "resumed" not in case.changes:
         run = run_command((*launcher, *script), folder, **variables).check()
-        return _read(folder / "out", case, run.stderr, _not_applied(folder, case))
+        return read_trained(folder / "out", case, run.stderr, _not_applied(folder, case))
     saving = (*script, "--save-step", str(RESUMED_AFTER))
     run_command(
         (*launcher, *saving, "--stop-step", str(RESUMED_AFTER), "--output-dir", "first"), folder, **variables
     ).check()
     saved = "state" if case.route == "loop" else f"checkpoint-{RESUMED_AFTER}"
     run = run_command((*launcher, *saving, "--resume", f"first/{saved}"), folder, **variables).check()
-    return _read(folder / "out", case, run.stderr, _not_applied(folder, case))
+    return read_trained(folder / "out", case, run.stderr, _not_applied(folder, case))
 
 
-def _read(folder: Path, case: Case, stderr: str, applied: tuple[str, ...] = ()) -> Trained:
+def read_trained(folder: Path, case: Case, stderr: str, applied: tuple[str, ...] = ()) -> Trained:
+    """Return what a run of a case left in a folder."""
     from safetensors.torch import load_file
 
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
