@@ -16,22 +16,6 @@ _RANKS = {1: "fsdp-alone", 2: "fsdp", 4: "fsdp-four"}
 """Layouts of tests/support/covered_runs.py."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained Llama of two blocks."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    path = tmp_path_factory.mktemp("resumed") / "model"
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = AutoConfig.for_model("llama", **sizes, **heads, bos_token_id=1, eos_token_id=2)
-        AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    return path
-
-
 @pytest.mark.parametrize(
     ("route", "state_dict", "saved_on", "resumed_on", "changes"),
     [
@@ -52,13 +36,13 @@ def test_a_checkpoint_is_resumed_on_another_number_of_ranks(
     saved_on: int,
     resumed_on: int,
     changes: tuple[str, ...],
-    model: Path,
+    covered_model: Path,
     tmp_path: Path,
 ) -> None:
     def train(ranks: int, *arguments: str) -> str:
         case = Case(_RANKS[ranks], route, (*changes, "resumed"))
         launcher = (sys.executable, "-m", "zerofit", "launch", "--cpu", *case.flags)
-        script = (str(SCRIPT), "--model", str(model), *case.arguments(by_itself=False))
+        script = (str(SCRIPT), "--model", str(covered_model), *case.arguments(by_itself=False))
         saving = ("--save-step", str(RESUMED_AFTER))
         kind = ("--state-dict-type", state_dict)
         return run_command((*launcher, *kind, *script, *saving, *arguments), tmp_path).check().stderr
@@ -68,5 +52,5 @@ def test_a_checkpoint_is_resumed_on_another_number_of_ranks(
     stderr = train(resumed_on, "--resume", f"first/{saved}")
     case = Case(_RANKS[resumed_on], route, (*changes, "resumed"))
     (tmp_path / "alone").mkdir()
-    alone = train_by_itself(Case("one", route, changes), model, tmp_path / "alone")
+    alone = train_by_itself(Case("one", route, changes), covered_model, tmp_path / "alone")
     assert differences(alone, read_trained(tmp_path / "out", case, stderr), case) == []

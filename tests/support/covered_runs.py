@@ -48,6 +48,8 @@ class Case:
     """"loop" or "trainer"."""
     changes: tuple[str, ...]
     """Those of CHANGES that are made."""
+    precision: str = "no"
+    """accelerate's mixed precision."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -63,7 +65,12 @@ class Case:
             "eight_bit": ("--optimizer", "adamw-8bit"),
             "frozen": ("--freeze", "embeddings"),
         }
-        return (*LAYOUTS[self.layout], *(flag for name in self.changes for flag in made.get(name, ())))
+        precision = () if self.precision == "no" else ("--mixed-precision", self.precision)
+        return (
+            *LAYOUTS[self.layout],
+            *precision,
+            *(flag for name in self.changes for flag in made.get(name, ())),
+        )
 
     def arguments(self, *, by_itself: bool) -> tuple[str, ...]:
         """Return the script's arguments; by itself it makes the changes that zerofit makes otherwise."""
@@ -78,6 +85,7 @@ class Case:
         return (
             *("--batch-size", str(batch_size), "--num-steps", str(NUM_STEPS)),
             *(("--trainer",) if self.route == "trainer" else ()),
+            *(("--bf16",) if self.precision == "bf16" and by_itself else ()),
             *(argument for name in self.changes for argument in made.get(name, ())),
         )
 
@@ -103,10 +111,10 @@ def train_by_itself(case: Case, model: Path, folder: Path) -> Trained:
     """Run the script by the stock `accelerate launch` on as many ranks as read samples of their own."""
     num_ranks = case.data_parallel_size
     ranks = "--multi_gpu" if num_ranks > 1 else "--cpu"
-    flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --mixed_precision=no --dynamo_backend=no"
+    flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --dynamo_backend=no"
     gloo = ("--ddp-backend", "gloo") if num_ranks > 1 and case.route == "trainer" else ()
     arguments = (*case.arguments(by_itself=True), *gloo, "--keep-start")
-    launcher = (*stock_launcher(), *flags.split())
+    launcher = (*stock_launcher(), *flags.split(), f"--mixed_precision={case.precision}")
     run = run_command(
         (*launcher, str(SCRIPT), "--model", str(model), *arguments), folder, ACCELERATE_USE_CPU="true"
     ).check()

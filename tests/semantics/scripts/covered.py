@@ -181,6 +181,8 @@ def with_trainer(args: argparse.Namespace) -> None:
         remove_unused_columns=False,
         dataloader_drop_last=True,
         ddp_backend=args.ddp_backend,
+        bf16=args.bf16,
+        use_cpu=args.bf16,  # else Trainer looks for a GPU that computes in it
         disable_tqdm=True,
     )
     set_seed(0)
@@ -240,7 +242,7 @@ def main() -> None:
     parser.add_argument("--resume", default="")
     parser.add_argument("--optimizer", choices=("sgd", "adamw", "adamw-8bit"), default="sgd")
     parser.add_argument("--ddp-backend")
-    for flag in ("--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
+    for flag in ("--bf16", "--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)
