@@ -107,7 +107,8 @@ def try_sharded(optimizer: Any, device: Any) -> ElementWise:
     def cut(tensor: Any) -> Any:
         return distribute_tensor(tensor, mesh, [Shard(0)])
 
-    with torch.random.fork_rng(), torch.enable_grad():
+    devices = () if device.type == "cpu" else (device,)
+    with torch.random.fork_rng(devices=devices, device_type=device.type), torch.enable_grad():
         try:
             whole = _stepped(optimizer, draws)
         except Exception as error:  # any: it is the script's code

@@ -416,8 +416,10 @@ def _all_groups(model: Any) -> list[Any]:
 
 
 def _inner(model: Any) -> Any:
-    """Return the module inside torch.compile's wrapper."""
-    return getattr(model, "_modules", {}).get("_orig_mod", model)
+    """Return the module that FSDP2 has sharded: torch.compile's wrapper, what is inside of it, or a model."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return model if isinstance(model, FSDPModule) else getattr(model, "_modules", {}).get("_orig_mod", model)
 
 
 def _groups(module: Any) -> list[Any]:
