@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.overrides import Overrides, flag_of, with_engine_of
 from zerofit.core.plan import Plan
@@ -24,6 +23,7 @@ from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
 from zerofit.planning.sources.launch_line import read_line
 from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
+from zerofit.planning.sources.script_settings import with_settings_of_script
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.scripts.target import check_script, script_target
@@ -128,7 +128,12 @@ def resolve(
         and verb in (Verb.PLAN, *_RUNS_HERE)
     )
     files = read_config_files(
-        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=takes_default
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
+        takes_default=takes_default,
+        use_fsdp=None if line is None else line.use_fsdp,
+        fsdp_version=None if line is None else line.fsdp_version,
+        num_nodes=nodes.num_nodes,
     )
     on_cpu = said.on_cpu or (files is not None and files.on_cpu and verb is not Verb.PLAN)
     if files is not None:
@@ -152,11 +157,16 @@ def resolve(
     )
     is_planned = verb is not Verb.CONFIG and (spec.makes_a_plan or spec.has_given_strategy)
     is_planned = is_planned or said.options.model is not None or spec.has_given_strategy
-    if files is None and target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
-        files = _files_of_script(target)
+    if target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
+        files = with_settings_of_script(files, target, num_nodes=nodes.num_nodes or 1)
     if files is not None:
         observer.say(files.line)
-        spec = replace(spec, files=files, overrides=with_files(spec.overrides, files, is_planned=is_planned))
+        merged, notes = with_files(
+            spec.overrides, files, is_planned=is_planned, has_strategy=spec.has_given_strategy
+        )
+        for note in (*files.notes, *notes):
+            observer.say(note)
+        spec = replace(spec, files=files, overrides=merged)
     return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files, hostfile))
 
 
@@ -207,22 +217,11 @@ def _tell_of_line(
     observer.say(f"the command is equivalent to: {replace(same, verb=('zerofit', verb))}")
     if line.left_out:
         observer.say(f"without {', '.join(line.left_out)}, which zerofit handles itself")
+    for note in line.notes:
+        observer.say(note)
     unused = [word for word in line.words_of(_unused_by(verb)) if word.startswith("--")]
     if unused:
         observer.say(f"without {', '.join(unused)}, which zerofit {verb} does not use")
-
-
-def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
-    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
-    if (file := next(named, None)) is None:
-        return None
-    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
-    if files is None:
-        return None
-    # These two stay the script's, which reads the file itself (training/setup/trainer_arguments.py).
-    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
-    return replace(files, left_out=left_out)
 
 
 def _with_ranks(

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.configs.write.accelerate import MIXED_PRECISION, fsdp_section, mesh_sizes
+from zerofit.configs.write.accelerate import fsdp_section, mesh_sizes
 from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 RANKS_LOAD_WHOLE = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
 """FSDP2: each rank loads the weights (fsdp_section); transformers reads the variable as it loads a model."""
+MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
+"""accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

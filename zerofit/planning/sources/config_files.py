@@ -21,11 +21,13 @@ from zerofit.checking.rules.accelerate.file import REFUSED_BY_ACCELERATE
 from zerofit.checking.rules.deepspeed.values import REFUSED_BY_DEEPSPEED
 from zerofit.checking.rules.launch.files import RULES as FILE_RULES
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.overrides import Overrides
+from zerofit.core.overrides import OF_FSDP2, Overrides
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.sources.launch_line import fsdp_refused
+from zerofit.planning.sources.engine_change import changed_engine
+from zerofit.planning.sources.fsdp import read_fsdp
+from zerofit.planning.sources.fsdp_words import words_of_accelerate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +46,12 @@ _PLANNED_FIELDS = (
     "nvme_path",
     "tensor_parallel_size",
     "sequence_parallel_size",
+    "reshard_after_forward",
+    "gradient_checkpointing",
 )
 """Settings that the planner chooses itself; precision, clipping and accumulation would change results."""
+_KEPT_OF_FSDP2 = ("engine", *OF_FSDP2)
+"""What a plan keeps of a file for FSDP: the engine, its checkpoints and its copies of the weights."""
 _NODE_KEYS = {
     "num_processes": "num_processes",
     "machine_rank": "machine_rank",
@@ -93,6 +99,8 @@ class ConfigFiles:
     """Keys of a DeepSpeed file that are not imported."""
     by_script: tuple[str, ...]
     """Fields of Strategy that a DeepSpeed file leaves to the script, by "auto"."""
+    notes: tuple[str, ...] = ()
+    """What was translated for another engine or version, and what was left out; one sentence each."""
 
     @property
     def line(self) -> str:
@@ -107,7 +115,13 @@ class ConfigFiles:
 
 
 def read_config_files(
-    *, config_file: str | None, deepspeed_file: str | None, takes_default: bool
+    *,
+    config_file: str | None,
+    deepspeed_file: str | None,
+    takes_default: bool,
+    use_fsdp: Said[Any] | None = None,
+    fsdp_version: Said[Any] | None = None,
+    num_nodes: int | None = None,
 ) -> ConfigFiles | None:
     """Return the settings in the files; None if there is none.
 
@@ -115,19 +129,22 @@ def read_config_files(
         config_file: of `accelerate config`.
         deepspeed_file: DeepSpeed's JSON.
         takes_default: True to read the file in accelerate's cache if `config_file` is None.
+        use_fsdp: the launch line's flag that makes accelerate read the file's section for FSDP.
+        fsdp_version: the launch line's flag, which overrides the file's version.
+        num_nodes: the flag that overrides the file's number of nodes.
 
     Raises:
-        UserError: a file requests FSDP.
+        UserError: a file has a setting of FSDP that accelerate refuses, or that has no counterpart.
         ExceptionGroup: of a UserError for each file that does not exist or can't be parsed, and for what
             accelerate or DeepSpeed refuses in one.
     """
     if config_file is None and deepspeed_file is None and not takes_default:
         return None
-    words = ["accelerate", "launch"]
-    words += [] if config_file is None else ["--config_file", config_file]
-    words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
+    line = ["accelerate", "launch"]
+    line += [] if config_file is None else ["--config_file", config_file]
+    line += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
     targets = read_targets(
-        words, schemas=load_schemas(probe_versions()), stdin=io.BytesIO().read, reads_default=takes_default
+        line, schemas=load_schemas(probe_versions()), stdin=io.BytesIO().read, reads_default=takes_default
     )
     situation = situations(targets)[0]
     is_named = config_file is not None or deepspeed_file is not None
@@ -145,16 +162,15 @@ def read_config_files(
     documents = [file for file in files if file is not None]
     if not documents:
         return None
-    is_fsdp = accelerate is not None and accelerate.value("distributed_type") == "FSDP"
-    if is_fsdp and config_file is not None and deepspeed_file is None:
-        raise fsdp_refused(
-            f"distributed_type: FSDP   ({config_file})",
-            fix=f"set ranks and precision by flags instead of {config_file}",
-        )
+    words = None
+    if accelerate is not None and deepspeed_file is None:
+        words = words_of_accelerate(accelerate, uses=use_fsdp, version=fsdp_version, num_nodes=num_nodes)
+    fsdp = None if words is None else read_fsdp(words)
     said = {
         **_settings(situation.settings, documents[0]),
         **_numbers(*files),
         **_groups(*files),
+        **(fsdp.said if fsdp is not None else {}),
     }
     engine = said.get("engine")
     placed = {
@@ -167,11 +183,12 @@ def read_config_files(
         buckets=_buckets(deepspeed),
         nodes=_nodes(accelerate),
         on_cpu=accelerate is not None and accelerate.value("use_cpu") is True,
-        engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
+        engine="FSDP" if fsdp is not None else _engine_words(said) if engine else "",
         left_out=_left_out(deepspeed) if deepspeed else (),
         by_script=tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
         if deepspeed
         else (),
+        notes=() if fsdp is None else fsdp.notes,
     )
 
 
@@ -182,18 +199,34 @@ def _missing(config_file: str | None, deepspeed_file: str | None) -> list[Said[s
     return [Said(value=name, text=name) for name in names if name is not None and not os.path.exists(name)]
 
 
-def with_files(said: Overrides, files: ConfigFiles, *, is_planned: bool) -> Overrides:
-    """Return overrides completed by those of files.
+def with_files(
+    said: Overrides, files: ConfigFiles, *, is_planned: bool, has_strategy: bool = False
+) -> tuple[Overrides, tuple[str, ...]]:
+    """Return overrides completed by those of files, and sentences on settings for another engine.
 
     Args:
         said: from flags, which take precedence.
         files: the settings of the files.
         is_planned: True if zerofit, a preset or a plan chooses the strategy instead of the files.
+        has_strategy: True if a preset or a plan chooses it.
     """
-    both = said.over(files.overrides)
-    if is_planned or said.get("engine") is Engine.NATIVE:
-        both = both.without(name for name in _PLANNED_FIELDS if not said.has(name))
-    return both
+    engine, of_files = _engine_of(said), files.overrides.get("engine")
+    keeps = of_files is Engine.FSDP2 and engine in (None, Engine.FSDP2) and not has_strategy
+    if is_planned or (engine is Engine.NATIVE and of_files is not Engine.FSDP2):
+        dropped = {*_PLANNED_FIELDS, *OF_FSDP2} - {*(_KEPT_OF_FSDP2 if keeps else ())}
+        if keeps:
+            dropped.add("reshard_after_forward")
+        return said.over(files.overrides).without(name for name in dropped if not said.has(name)), ()
+    if engine is None or engine is of_files:
+        return said.over(files.overrides), ()
+    changed, notes = changed_engine(files.overrides, to=engine, buckets=tuple(files.buckets))
+    return said.over(changed), notes
+
+
+def _engine_of(said: Overrides) -> Engine | None:
+    """Return the engine that flags ask for, in words or by a stage of ZeRO."""
+    engine: Engine | None = said.get("engine")
+    return Engine.DEEPSPEED if engine is None and said.get("zero_stage") else engine
 
 
 def nodes_with_files(nodes: Nodes, files: ConfigFiles, *, on_cpu: bool) -> Nodes:

@@ -12,13 +12,18 @@ from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Launcher
 from zerofit.core.errors import UserError, bad_value
+from zerofit.core.overrides import flag_of
 from zerofit.core.strategy import Engine
+from zerofit.planning.sources.fsdp import read_fsdp
+from zerofit.planning.sources.fsdp_words import FSDP_FLAGS, said_by, words_of_line
 from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from zerofit.core.command import Flag, LaunchCommand
+    from zerofit.core.setting import Said
+    from zerofit.planning.sources.fsdp import FsdpSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,12 @@ class ReadLine:
     """Variables set in the line."""
     left_out: tuple[str, ...]
     """Flags that zerofit ignores, as the user wrote them."""
+    notes: tuple[str, ...] = ()
+    """What was translated from FSDP's words, one sentence each."""
+    use_fsdp: Said[Any] | None = None
+    """The flag --use_fsdp."""
+    fsdp_version: Said[Any] | None = None
+    """The flag --fsdp_version."""
 
     def words_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the flags of some settings, with their values."""
@@ -75,7 +86,8 @@ _IGNORED_WORDS = """
     force_multi bind_cores_to_rank bind_core_list save_pid enable_each_rank_log log_level
     main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model
     downcast_bf16 module
-    use_parallelism_config parallelism_config_sp_backend parallelism_config_sp_seq_length
+    use_fsdp use_parallelism_config parallelism_config_dp_shard_size
+    parallelism_config_sp_backend parallelism_config_sp_seq_length
     parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
     """
 _IGNORED = frozenset(_IGNORED_WORDS.split())
@@ -113,11 +125,16 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
         flags += ["--nproc-per-node", "1"]  # the default in torch/distributed/run.py
+    fsdp = words_of_line(command)
+    settings = None if fsdp is None else read_fsdp(fsdp)
     for flag in command.flags:
+        if settings is not None and (flag.name.startswith("fsdp_") or flag.name in ("use_fsdp", *FSDP_FLAGS)):
+            continue
         taken = _own_flag(flag, command)
         flags += taken
         if not taken and flag.name not in ("module", "mixed_precision"):
             left_out.append(flag.text)
+    flags += [] if settings is None else _words_of_fsdp(settings)
     is_module = command.find("module") is not None or _is_python_module(words, command)
     return ReadLine(
         words=tuple(flags),
@@ -126,7 +143,19 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
         is_module=is_module,
         environment=command.environment,
         left_out=tuple(left_out),
+        notes=() if settings is None else settings.notes,
+        use_fsdp=said_by(command, "use_fsdp"),
+        fsdp_version=said_by(command, "fsdp_version"),
     )
+
+
+def _words_of_fsdp(settings: FsdpSettings) -> list[str]:
+    """Return settings of FSDP as zerofit's flags."""
+    words: list[str] = []
+    for name, said in settings.said.items():
+        flag = flag_of(name, said.value)
+        words += [flag] if isinstance(said.value, bool) else [flag, str(said.value)]
+    return words
 
 
 def _refuse_values(command: LaunchCommand) -> None:
@@ -162,12 +191,20 @@ _NAMES: dict[str, tuple[str, type]] = {
     "--mixed-precision": ("precision", str),
     "--sequence-parallel-size": ("sequence_parallel_size", int),
     "--tensor-parallel-size": ("tensor_parallel_size", int),
+    "--engine": ("engine", str),
+    "--state-dict-type": ("state_dict_type", str),
+    "--dp-replicate-size": ("dp_replicate_size", int),
+    "--offload-optimizer": ("optimizer_offload", str),
+    "--offload-param": ("param_offload", str),
 }
 """The keyword argument of each flag with a value, and its type."""
 _SWITCHES = {
     "--cpu": ("on_cpu", True),
     "--use-deepspeed": ("engine", Engine.DEEPSPEED),
     "--compile": ("compile", True),
+    "--reshard-after-forward": ("reshard_after_forward", True),
+    "--no-reshard-after-forward": ("reshard_after_forward", False),
+    "--gradient-checkpointing": ("gradient_checkpointing", True),
 }
 """The keyword argument of each flag without a value, and what it says."""
 _ANY_GPU = ("gpu", "auto")
@@ -214,7 +251,7 @@ def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:
         return _included_gpus(flag)
     if name == "max_restarts" and value == "0":
         return []
-    if name in _IGNORED:
+    if name in _IGNORED or name.startswith("fsdp_") or (name in FSDP_FLAGS and value in ("1", None)):
         return []
     raise _refused(flag, command)
 
@@ -240,8 +277,6 @@ def _is_python_module(words: Sequence[str], command: LaunchCommand) -> bool:
 
 
 def _refused(flag: Flag, command: LaunchCommand) -> UserError:
-    if flag.name == "use_fsdp" or flag.name.startswith("fsdp_"):
-        return fsdp_refused(flag.text, fix="leave out --use_fsdp and all --fsdp_ flags")
     why = _UNSUPPORTED.get(flag.name, "zerofit launch has no flag that does the same")
     return UserError(
         "launcher-flag-not-taken",
@@ -249,22 +284,6 @@ def _refused(flag: Flag, command: LaunchCommand) -> UserError:
         found=flag.text,
         why=why,
         fix="leave it out, or start this run without zerofit",
-    )
-
-
-def fsdp_refused(found: str, *, fix: str) -> UserError:
-    """Return the error for a launch that requests FSDP.
-
-    Args:
-        found: what requests it, as the user wrote it.
-        fix: how to remove it.
-    """
-    return UserError(
-        "fsdp-not-taken",
-        "zerofit shards with ZeRO, not with FSDP",
-        found=found,
-        why="ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does",
-        fix=f"{fix}; --zero-stage 3 corresponds to FULL_SHARD",
     )
 
 
