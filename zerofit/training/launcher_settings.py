@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.configs.write.accelerate import fsdp_environment
 from zerofit.configs.write.command import (
     MIXED_PRECISION,
     first_gpu,
@@ -153,6 +154,7 @@ def set_environment(plan: Plan, *, deepspeed_file: Path | None, changes: Changes
     if needs_one_gpu(plan):
         wanted["CUDA_VISIBLE_DEVICES"] = first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     wanted |= rank_environment(plan, deepspeed_file=None if deepspeed_file is None else str(deepspeed_file))
+    wanted |= fsdp_environment(plan)
     is_open = plan.strategy.precision is None or plan.is_default("precision")
     if is_open and _own_precision() is not None:
         del wanted["ACCELERATE_MIXED_PRECISION"]

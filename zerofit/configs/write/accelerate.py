@@ -8,8 +8,11 @@ from zerofit.configs.write.command import MIXED_PRECISION
 from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
-    from zerofit.core.plan import Topology
+    from zerofit.core.plan import Plan, Topology
     from zerofit.core.strategy import Strategy
+
+RANKS_LOAD_WHOLE = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+"""FSDP2: each rank loads the weights (fsdp_section); transformers reads the variable as it loads a model."""
 
 
 def accelerate_config(
@@ -112,6 +115,22 @@ def fsdp_section(strategy: Strategy, *, is_used_alone: bool) -> dict[str, Any]:
         "fsdp_state_dict_type": strategy.state_dict_type.value,
         "fsdp_version": 2,
     }
+
+
+def fsdp_environment(plan: Plan) -> dict[str, str]:
+    """Return the variables from which accelerate makes FSDP2's plugin; empty for other engines.
+
+    accelerate/utils/launch.py, prepare_multi_gpu_env (1.15).
+    """
+    if plan.strategy.engine is not Engine.FSDP2:
+        return {}
+    environment = {"ACCELERATE_USE_FSDP": "true"}
+    for key, value in fsdp_section(plan.strategy, is_used_alone=False).items():
+        environment[key.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
+    if sizes := mesh_sizes(plan.strategy, plan.topology):
+        environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        environment |= {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+    return environment
 
 
 def _distributed_type(strategy: Strategy, topology: Topology | None) -> str:

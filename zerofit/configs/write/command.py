@@ -6,7 +6,6 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.configs.write.accelerate import fsdp_section, mesh_sizes
 from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
     from zerofit.core.plan import Plan
 
-RANKS_LOAD_WHOLE = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
-"""FSDP2: each rank loads the weights (fsdp_section); transformers reads the variable as it loads a model."""
 MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
 """accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
 
@@ -130,22 +127,6 @@ def rank_environment(plan: Plan, *, deepspeed_file: str | None) -> dict[str, str
             "ACCELERATE_DEEPSPEED_ZERO3_INIT": str(needs_init).lower(),
             "ACCELERATE_USE_CPU": "false",  # which would switch DeepSpeed off, also on CPU ranks
         }
-    return environment | fsdp_environment(plan)
-
-
-def fsdp_environment(plan: Plan) -> dict[str, str]:
-    """Return the variables from which accelerate makes FSDP2's plugin; empty for other engines.
-
-    accelerate/utils/launch.py, prepare_multi_gpu_env (1.15).
-    """
-    if plan.strategy.engine is not Engine.FSDP2:
-        return {}
-    environment = {"ACCELERATE_USE_FSDP": "true"}
-    for key, value in fsdp_section(plan.strategy, is_used_alone=False).items():
-        environment[key.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
-    if sizes := mesh_sizes(plan.strategy, plan.topology):
-        environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
-        environment |= {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
     return environment
 
 

@@ -7,7 +7,8 @@ import os
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.write.command import MIXED_PRECISION, RANKS_LOAD_WHOLE
+from zerofit.configs.write.accelerate import RANKS_LOAD_WHOLE
+from zerofit.configs.write.command import MIXED_PRECISION
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.accelerate import shard_on_cpu_ranks
 from zerofit.models.changes.kernels import set_tf32
