@@ -42,6 +42,8 @@ def shard_on_cpu_ranks(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        from torch.distributed import fsdp
+
         is_first = not module.AcceleratorState._shared_state
         original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
         on_cpu = (module.DistributedType.MULTI_CPU, module.DistributedType.NO)
@@ -49,6 +51,8 @@ def shard_on_cpu_ranks(module: ModuleType) -> None:
             return
         if self._mixed_precision != "no":
             fsdp_plugin.set_mixed_precision(self._mixed_precision)
+        if isinstance(fsdp_plugin.cpu_offload, fsdp.CPUOffloadPolicy):
+            fsdp_plugin.cpu_offload = fsdp.OffloadPolicy()  # the ranks are on the host, and pin no memory
         self.fsdp_plugin = fsdp_plugin
         self.distributed_type = module.DistributedType.FSDP
         # Else the next AcceleratorState() takes the type from there again.
