@@ -30,12 +30,16 @@ _WAYS = (
 )
 _WAYS_IN_BF16 = ((), ("lora",), ("checkpointed", "accumulated"))
 _LAYOUTS = ("fsdp", "fsdp-kept", "hybrid")
-_IN_FP32 = [Case(layout, route, way) for layout in _LAYOUTS for route in ("loop", "trainer") for way in _WAYS]
+_ROUTES = ("loop", "trainer")
+_IN_FP32 = [
+    Case(layout, _ROUTES[(place + number) % 2], way)  # each way by both routes, under one layout or the other
+    for place, layout in enumerate(_LAYOUTS)
+    for number, way in enumerate(_WAYS)
+]
 _IN_BF16 = [
     Case(layout, route, way, "bf16")
     for layout in ("ddp", "fsdp")
-    for route in ("loop", "trainer")
-    for way in _WAYS_IN_BF16
+    for route, way in zip(("loop", "trainer", "loop"), _WAYS_IN_BF16, strict=True)
 ]
 
 

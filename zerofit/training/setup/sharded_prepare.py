@@ -124,7 +124,8 @@ class _PrepareCall:
                 f"{type(model).__name__} without an optimizer stays whole on each rank: it is taken for a "
                 "teacher"
             )
-        return self._accelerator.prepare_model(model, evaluation_mode=True)
+        # Under FSDP accelerate leaves models where they are, as those that it shards are moved then.
+        return self._accelerator.prepare_model(model, device_placement=True, evaluation_mode=True)
 
 
 def _check_not_whole(accelerator: Any, optimizer: Any) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OF_SHARDS = re.compile(
     r"\bDTensor|tensor subclasses|sharding strategy|sharded dimension|fully_shard|unsharded"
-    r"|out of bounds for storage of size 0"
+    r"|out of bounds for storage of size 0|FSDP does not support"
 )
 """In torch's messages about tensors that ranks hold in parts (torch/distributed/tensor, 2.13)."""
 
@@ -52,8 +52,8 @@ def gradient_hook(name: str = "a parameter") -> UserError:
 
 def sharded_tensor_error(failure: BaseException) -> UserError | None:
     """Return the error for a failure of an operator that has no rule for FSDP2's shards; None for others."""
-    is_of_torch = isinstance(failure, (RuntimeError, NotImplementedError, ValueError, AttributeError))
-    if not is_of_torch or not _OF_SHARDS.search(str(failure)):
+    kinds = (RuntimeError, NotImplementedError, ValueError, AttributeError, AssertionError)
+    if not isinstance(failure, kinds) or not _OF_SHARDS.search(str(failure)):
         return None
     message = str(failure).partition("\n")[0]
     return UserError(
