@@ -40,7 +40,7 @@ def test_a_checkpoint_is_resumed_on_another_number_of_ranks(
     tmp_path: Path,
 ) -> None:
     def train(ranks: int, *arguments: str) -> str:
-        case = Case(_RANKS[ranks], route, (*changes, "resumed"))
+        case = Case(_RANKS[ranks], route, (*changes, "even", "resumed"))
         launcher = (sys.executable, "-m", "zerofit", "launch", "--cpu", *case.flags)
         script = (str(SCRIPT), "--model", str(covered_model), *case.arguments(by_itself=False))
         saving = ("--save-step", str(RESUMED_AFTER))
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_resumed_on_another_number_of_ranks(
     train(saved_on, "--stop-step", str(RESUMED_AFTER), "--output-dir", "first")
     saved = "state" if route == "loop" else f"checkpoint-{RESUMED_AFTER}"
     stderr = train(resumed_on, "--resume", f"first/{saved}")
-    case = Case(_RANKS[resumed_on], route, (*changes, "resumed"))
+    case = Case(_RANKS[resumed_on], route, (*changes, "even", "resumed"))
     (tmp_path / "alone").mkdir()
-    alone = train_by_itself(Case("one", route, changes), covered_model, tmp_path / "alone")
+    alone = train_by_itself(Case("one", route, (*changes, "even")), covered_model, tmp_path / "alone")
     assert differences(alone, read_trained(tmp_path / "out", case, stderr), case) == []

@@ -47,7 +47,7 @@ class Case:
     route: str
     """"loop" or "trainer"."""
     changes: tuple[str, ...]
-    """Those of CHANGES that are made."""
+    """Those of CHANGES that are made; "even" has samples of one length, whose batches weigh alike."""
     precision: str = "no"
     """accelerate's mixed precision."""
 
@@ -81,6 +81,7 @@ class Case:
             "lora": ("--lora",),
             "frozen": ("--frozen",) if by_itself else (),
             "bucketed": ("--bucketed",),
+            "even": ("--even",),
         }
         return (
             *("--batch-size", str(batch_size), "--num-steps", str(NUM_STEPS)),

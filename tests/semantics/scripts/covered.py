@@ -23,9 +23,11 @@ MAX_NORM, MAX_NORM_OF_ADAPTERS = 1.2, 0.55
 class Samples(Dataset):
     """Tokens of 6 to 16 places, the same in every process; the first of their labels are masked."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_even: bool = False) -> None:
         generator = torch.Generator().manual_seed(1)
-        lengths = torch.randint(6, LONGEST + 1, (NUM_SAMPLES,), generator=generator).tolist()
+        shortest = LONGEST if is_even else 6
+        self.most_masked = 1 if is_even else 4
+        lengths = torch.randint(shortest, LONGEST + 1, (NUM_SAMPLES,), generator=generator).tolist()
         self.tokens = [torch.randint(3, VOCAB, (length,), generator=generator) for length in lengths]
 
     def __len__(self) -> int:
@@ -34,7 +36,7 @@ class Samples(Dataset):
     def __getitem__(self, index: int) -> dict[str, object]:
         tokens = self.tokens[index]
         labels = tokens.clone()
-        labels[: index % 4] = -100
+        labels[: index % self.most_masked] = -100
         return {"input_ids": tokens, "labels": labels, "length": len(tokens)}
 
 
@@ -100,7 +102,7 @@ def loop(args: argparse.Namespace) -> None:
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
     )
     set_seed(0)
-    model, dataset, collate = make_model(args), Samples(), Collator()
+    model, dataset, collate = make_model(args), Samples(args.even), Collator()
     keep_start(args, model, accelerator.is_main_process)
     optimizer_class, settings = optimizer_of(args, model)
     optimizer = optimizer_class([p for p in model.parameters() if p.requires_grad], **settings)
@@ -192,7 +194,7 @@ def with_trainer(args: argparse.Namespace) -> None:
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=Samples(),
+        train_dataset=Samples(args.even),
         data_collator=collate,
         optimizer_cls_and_kwargs=(optimizer_class, settings),
         callbacks=[seen],
@@ -242,7 +244,7 @@ def main() -> None:
     parser.add_argument("--resume", default="")
     parser.add_argument("--optimizer", choices=("sgd", "adamw", "adamw-8bit"), default="sgd")
     parser.add_argument("--ddp-backend")
-    for flag in ("--bf16", "--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
+    for flag in ("--bf16", "--even", "--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)
