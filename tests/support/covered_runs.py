@@ -47,7 +47,8 @@ class Case:
     route: str
     """"loop" or "trainer"."""
     changes: tuple[str, ...]
-    """Those of CHANGES that are made; "even" has samples of one length, whose batches weigh alike."""
+    """Those of CHANGES that are made; "even" has samples of one length, whose batches
+    weigh alike, and a loop's constant learning rate."""
     precision: str = "no"
     """accelerate's mixed precision."""
 

@@ -111,7 +111,8 @@ def loop(args: argparse.Namespace) -> None:
     else:
         loader = DataLoader(dataset, args.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
     # accelerate steps a prepared scheduler once for each rank that shares the batches.
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 8))
+    decay = 0 if args.even else 1 / 8
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step * decay))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     first = args.save_step * args.accumulation if args.resume else 0
     if args.resume:

@@ -14,6 +14,7 @@ from zerofit.core.upstream.fsdp2 import (
     gather_around_generate,
     is_called_by_engine,
     is_shard,
+    is_sharded,
     prepare_alone,
     reshard_after_evaluation,
 )
@@ -21,7 +22,7 @@ from zerofit.core.upstream.torch import accumulated_hooks
 from zerofit.models.element_wise import try_sharded
 from zerofit.training.batch.micro_batches.separability import HOOKING_LIBRARIES
 from zerofit.training.setup.optimizer_swap import is_plain_optimizer, live_optimizers
-from zerofit.training.setup.trained_groups import holds, trains
+from zerofit.training.setup.trained_groups import holds, parameters_of, trains
 from zerofit.training.step.sharded_tensors import gradient_hook
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         from torch.optim import Optimizer
 
         models = [item for item in objects if isinstance(item, Module)]
-        held = [_Held(model) for model in models]
+        held = [_Held(model) for model in models if not is_sharded(model)]
+        for model in held:
+            model.check(objects)
         if models and settings.plan.is_checked:
             _check_optimizers(objects, self.device, changes)
         for model in models:
@@ -79,6 +82,18 @@ class _Held:
             if holds(optimizer, model)
         ]
 
+    def check(self, objects: Iterable[Any]) -> None:
+        """Check that the optimizers among prepared objects hold parameters of this model only."""
+        own = set(map(id, self._model.parameters()))
+        for item in objects:
+            others = (
+                parameter
+                for parameter in (parameters_of(item) if hasattr(item, "param_groups") else ())
+                if id(parameter) not in own and not is_shard(parameter)
+            )
+            if (other := next(others, None)) is not None:
+                raise _of_several_models(item, other)
+
     def follow(self) -> None:
         """Give the optimizers the shards, and watch the sharded model."""
         model = self._model
@@ -94,6 +109,18 @@ class _Held:
                 ]
         _sharded.update(model.modules())
         _refuse_registrations()
+
+
+def _of_several_models(optimizer: Any, parameter: Any) -> UserError:
+    kind = type(getattr(optimizer, "optimizer", optimizer)).__name__
+    return UserError(
+        "optimizer-of-several-models-under-fsdp2",
+        "an optimizer holds parameters of more than the model that FSDP2 shards with it",
+        found=f"{kind}, with a parameter of shape {tuple(parameter.shape)} that is not in the model",
+        why="accelerate exchanges an optimizer's parameters for the shards of one model",
+        fix="put the modules into one torch.nn.Module, give each an optimizer of its own, or train without "
+        "FSDP2: --engine native",
+    )
 
 
 @functools.cache

@@ -30,8 +30,8 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         return {}
 
     def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
-        models = [item for item in objects if _is_trained(item)]
         optimizers = [item for item in objects if _is_optimizer(item)]
+        models = [item for item in objects if _is_trained(item, optimizers)]
         is_plain = len(models) == 1 and optimizers and len(models) == sum(map(_is_module, objects))
         if is_plain and all(holds(optimizer, models[0]) for optimizer in optimizers):
             return original(self, *objects, **kwargs)
@@ -83,7 +83,7 @@ class _PrepareCall:
         given = [item for item in objects if _is_optimizer(item)]
         found: dict[int, Any] = {}
         for model in objects:
-            if _is_trained(model):
+            if _is_trained(model, given):
                 found |= self._with_optimizers(original, model, given)
             elif _is_module(model):
                 found[id(model)] = self._kept_whole(model)
@@ -149,8 +149,9 @@ def _is_module(item: Any) -> bool:
     return isinstance(item, Module)
 
 
-def _is_trained(item: Any) -> bool:
-    return _is_module(item) and trains(item)
+def _is_trained(item: Any, optimizers: Iterable[Any]) -> bool:
+    """Return True for a model that trains, or may once it is unfrozen."""
+    return _is_module(item) and (trains(item) or any(holds(optimizer, item) for optimizer in optimizers))
 
 
 def _is_optimizer(item: Any) -> bool:
