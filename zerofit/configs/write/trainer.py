@@ -85,7 +85,7 @@ def _fsdp2_arguments(strategy: Strategy, transformers: str | None) -> dict[str, 
 
     Source: transformers/training_args.py, _process_fsdp_args, in 5.0, 5.9, 5.10 and 5.23.
     """
-    section = fsdp_section(strategy, checkpoints=True)
+    section = fsdp_section(strategy, is_used_alone=True)
     config = {name.removeprefix("fsdp_"): value for name, value in section.items()}
     offloads = config.pop("offload_params")
     if transformers is None or release_of(transformers) >= release_of("5.10"):

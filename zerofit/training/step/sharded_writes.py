@@ -25,7 +25,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         prepared = original(self, *objects, **kwargs)
         for item in prepared if isinstance(prepared, tuple) else (prepared,):
             if is_sharded(item) and _WATCHED not in vars(item):
-                vars(item)[_WATCHED] = _Watch(item, self.device)
+                setattr(item, _WATCHED, _Watch(item, self.device))
         return prepared
 
     return {"prepare": prepare}
