@@ -27,6 +27,8 @@ FALSE = ("n", "no", "f", "false", "off", "0")
 BLOCKS = "TRANSFORMER_BASED_WRAP"
 FSDP_FLAGS = ("parallelism_config_dp_replicate_size", "parallelism_config_cp_size")
 """Flags of `accelerate launch` on FSDP's groups of ranks."""
+_OTHER_ENGINES = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_megatron_lm")
+"""Flags with which `accelerate launch` ignores the file's engine (accelerate/commands/launch.py, 1.15)."""
 _WHOLE = "FULL_STATE_DICT"
 _SECTION = "fsdp_config"
 _PARALLELISM = "parallelism_config"
@@ -98,22 +100,21 @@ def _runs_fsdp(name: str | None) -> bool:
 
 
 def words_of_accelerate(
-    file: Document,
-    *,
-    version: Said[Any] | None = None,
-    uses: Said[Any] | None = None,
-    num_nodes: int | None = None,
+    file: Document, *, line: LaunchCommand | None = None, num_nodes: int | None = None
 ) -> FsdpWords | None:
     """Return the settings of FSDP in a file of `accelerate config`; None if it runs another engine.
 
     Args:
         file: the file.
-        version: of a launch line's flag, which overrides the file's.
-        uses: the launch line's --use_fsdp.
+        line: of `accelerate launch`, whose flags choose the engine and the version in place of the file.
         num_nodes: of a flag, which overrides the file's.
     """
+    flags = () if line is None else line.flags
+    uses = None if line is None else said_by(line, "use_fsdp")
+    if uses is None and any(flag.name in _OTHER_ENGINES for flag in flags):
+        return None
     uses = uses or file.said("distributed_type")
-    section = file.value(_SECTION)
+    section, version = file.value(_SECTION), None if line is None else said_by(line, "fsdp_version")
     if uses is None or uses.value not in ("FSDP", None):  # a switch has no value
         return None
     keys = section if isinstance(section, dict) else {}
