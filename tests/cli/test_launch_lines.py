@@ -288,7 +288,7 @@ def test_plan_replaces_the_strategy_of_a_file(zerofit_fork: RunZerofit, folder: 
             "fsdp_config:\n  fsdp_version: 2\n  fsdp_state_dict_type: LOCAL_STATE_DICT\n",
             """\
 error[fsdp-value-refused]: accelerate refuses a setting of FSDP
-  found: fsdp_config.fsdp_state_dict_type="LOCAL_STATE_DICT"   (acc.yaml:4)
+  found: fsdp_config.fsdp_state_dict_type=LOCAL_STATE_DICT   (acc.yaml:4)
   why:   FSDP2 has no LOCAL_STATE_DICT
   fix:   write SHARDED_STATE_DICT
 """,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
@@ -12,8 +13,9 @@ from zerofit.checking.inputs.fsdp import read_fsdp
 from zerofit.checking.inputs.fsdp_words import FSDP_FLAGS, words_of_line
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher
-from zerofit.core.errors import UserError, bad_value
+from zerofit.core.errors import Unreadable, UserError, bad_value
 from zerofit.core.overrides import flag_of
 from zerofit.core.strategy import Engine
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.configs.document import Document
     from zerofit.core.command import Flag, LaunchCommand
 
 
@@ -138,7 +141,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
         flags += ["--nproc-per-node", "1"]  # the default in torch/distributed/run.py
-    fsdp = words_of_line(command)
+    fsdp = words_of_line(command, file=_config_file(command))
     settings = None if fsdp is None else read_fsdp(fsdp)
     for flag in command.flags:
         if settings is not None and (flag.name.startswith("fsdp_") or flag.name in ("use_fsdp", *FSDP_FLAGS)):
@@ -201,6 +204,18 @@ def with_line_behind(command: LaunchCommand) -> LaunchCommand:
         behind=line.command,
         own_flags=frozenset(flag.name for flag in command.flags),
     )
+
+
+def _config_file(command: LaunchCommand) -> Document | None:
+    """Return the file of `accelerate config` that a line names; None if it names none that can be read."""
+    flag = command.find("config_file")
+    if flag is None or not flag.value:
+        return None
+    try:
+        text = decode(Path(flag.value).read_bytes())
+        return read_document(text, name=flag.value, format=format_of(flag.value, text))
+    except (OSError, Unreadable):
+        return None  # which is reported when the file is read for its settings
 
 
 def _words_of_fsdp(settings: FsdpSettings) -> list[str]:

@@ -64,7 +64,12 @@ def _fsdp(target: tuple[str, ...], *, num_nodes: int) -> ConfigFiles | None:
         )
     except ExceptionGroup:
         return None  # the script itself refuses what can't be read
-    words = words_of_script(situations(targets)[0], transformers=versions.transformers, num_nodes=num_nodes)
+    words = words_of_script(
+        situations(targets)[0],
+        transformers=versions.transformers,
+        num_nodes=num_nodes,
+        read=lambda name: Path(name).read_bytes(),
+    )
     if words is None:
         return None
     settings = read_fsdp(words)
