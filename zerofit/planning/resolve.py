@@ -121,8 +121,6 @@ def resolve(
         check_script(target)
     both = settings if line is None else _with_line(settings, line, of_line)
     said = settings_of({**both, "plan": plan})
-    if said.plan is None and said.preset is None:
-        said = replace(said, overrides=with_engine_of(said.overrides))
     nodes = said.nodes
     takes_default = (
         target is not None
@@ -178,6 +176,8 @@ def resolve(
         for note in (*files.notes, *notes):
             observer.say(note)
         spec = replace(spec, files=files, overrides=merged)
+    if not spec.has_given_strategy:
+        spec = replace(spec, overrides=with_engine_of(spec.overrides))
     return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files, hostfile))
 
 

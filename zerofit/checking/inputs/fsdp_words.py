@@ -173,6 +173,8 @@ def _items(fsdp: Said[Any]) -> list[str]:
     value = fsdp.value
     if isinstance(value, str) and value.lower() in FALSE:
         return []
+    if value is None and fsdp.place is not None:  # a keyword's; on the command line it is a switch
+        return []
     if value is None or value is True or (isinstance(value, str) and value.lower() in TRUE):
         return ["full_shard"]
     return value.split() if isinstance(value, str) else [str(item) for item in value or ()]

@@ -25,7 +25,7 @@ from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ON_READING
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.overrides import OF_FSDP2, Overrides
+from zerofit.core.overrides import OF_FSDP2, Overrides, with_engine_of
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
 from zerofit.machine.versions import probe_versions
@@ -238,8 +238,8 @@ def with_files(
 
 
 def _engine_of(said: Overrides) -> Engine | None:
-    """Return the engine that flags ask for, in words or by a stage of ZeRO."""
-    engine: Engine | None = said.get("engine")
+    """Return the engine that flags ask for, in words, by a stage of ZeRO or a setting of FSDP2."""
+    engine: Engine | None = with_engine_of(said).get("engine")
     return Engine.DEEPSPEED if engine is None and said.get("zero_stage") else engine
 
 
