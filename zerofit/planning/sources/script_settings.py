@@ -6,6 +6,8 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+from zerofit.checking.inputs.fsdp import read_fsdp
+from zerofit.checking.inputs.fsdp_words import words_of_script
 from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
@@ -13,8 +15,6 @@ from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.overrides import Overrides
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.sources.config_files import ConfigFiles, read_config_files
-from zerofit.planning.sources.fsdp import read_fsdp
-from zerofit.planning.sources.fsdp_words import words_of_script
 from zerofit.scripts.target import script_path
 
 
@@ -64,7 +64,12 @@ def _fsdp(target: tuple[str, ...], *, num_nodes: int) -> ConfigFiles | None:
         )
     except ExceptionGroup:
         return None  # the script itself refuses what can't be read
-    words = words_of_script(situations(targets)[0], transformers=versions.transformers, num_nodes=num_nodes)
+    words = words_of_script(
+        situations(targets)[0],
+        transformers=versions.transformers,
+        num_nodes=num_nodes,
+        read=lambda name: Path(name).read_bytes(),
+    )
     if words is None:
         return None
     settings = read_fsdp(words)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.document import Entries, Format
-from zerofit.configs.text.read import decode, format_of, read_document
+from zerofit.configs.text.read import decode, read_document
 from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.setting import Said
 from zerofit.core.supported import release_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
@@ -27,6 +26,8 @@ FALSE = ("n", "no", "f", "false", "off", "0")
 BLOCKS = "TRANSFORMER_BASED_WRAP"
 FSDP_FLAGS = ("parallelism_config_dp_replicate_size", "parallelism_config_cp_size")
 """Flags of `accelerate launch` on FSDP's groups of ranks."""
+_OTHER_ENGINES = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_megatron_lm")
+"""Flags with which `accelerate launch` ignores the file's engine (accelerate/commands/launch.py, 1.15)."""
 _WHOLE = "FULL_STATE_DICT"
 _SECTION = "fsdp_config"
 _PARALLELISM = "parallelism_config"
@@ -54,9 +55,14 @@ class FsdpWords:
     """True if a file has the other settings, and the engine; what is not given here has no default then."""
 
 
-def words_of_line(command: LaunchCommand) -> FsdpWords | None:
-    """Return the settings of FSDP in a line of `accelerate launch`; None if it runs another engine."""
-    uses, file = command.find("use_fsdp"), command.find("config_file")
+def words_of_line(command: LaunchCommand, *, file: Document | None) -> FsdpWords | None:
+    """Return the settings of FSDP in a line of `accelerate launch`; None if it runs another engine.
+
+    Args:
+        command: the line.
+        file: the file that it names; None without, or if it can't be read.
+    """
+    uses = command.find("use_fsdp")
     keys = {
         flag.name.removeprefix("fsdp_").removeprefix(f"{_PARALLELISM}_"): Said(
             value=flag.value, text=flag.text
@@ -64,7 +70,7 @@ def words_of_line(command: LaunchCommand) -> FsdpWords | None:
         for flag in command.flags
         if flag.name.startswith("fsdp_") or flag.name in FSDP_FLAGS
     }
-    is_partial = uses is None and file is not None and _runs_fsdp(file.value)
+    is_partial = file is not None and words_of_accelerate(file, line=command) is not None
     if uses is None and not is_partial:
         return None
     nodes = command.find("num_machines")
@@ -87,33 +93,22 @@ def said_by(command: LaunchCommand, name: str) -> Said[Any] | None:
     return None if flag is None else Said(value=flag.value, text=flag.text)
 
 
-def _runs_fsdp(name: str | None) -> bool:
-    """Return True if a file of `accelerate config` runs FSDP; False also if it can't be read."""
-    try:
-        text = decode(Path(name or "").read_bytes())
-        file = read_document(text, name=name or "", format=format_of(name or "", text))
-    except (OSError, Unreadable):
-        return False
-    return bool(file.value("distributed_type") == "FSDP")
-
-
 def words_of_accelerate(
-    file: Document,
-    *,
-    version: Said[Any] | None = None,
-    uses: Said[Any] | None = None,
-    num_nodes: int | None = None,
+    file: Document, *, line: LaunchCommand | None = None, num_nodes: int | None = None
 ) -> FsdpWords | None:
     """Return the settings of FSDP in a file of `accelerate config`; None if it runs another engine.
 
     Args:
         file: the file.
-        version: of a launch line's flag, which overrides the file's.
-        uses: the launch line's --use_fsdp.
+        line: of `accelerate launch`, whose flags choose the engine and the version in place of the file.
         num_nodes: of a flag, which overrides the file's.
     """
+    flags = () if line is None else line.flags
+    uses = None if line is None else said_by(line, "use_fsdp")
+    if uses is None and any(flag.name in _OTHER_ENGINES for flag in flags):
+        return None
     uses = uses or file.said("distributed_type")
-    section = file.value(_SECTION)
+    section, version = file.value(_SECTION), None if line is None else said_by(line, "fsdp_version")
     if uses is None or uses.value not in ("FSDP", None):  # a switch has no value
         return None
     keys = section if isinstance(section, dict) else {}
@@ -178,6 +173,8 @@ def _items(fsdp: Said[Any]) -> list[str]:
     value = fsdp.value
     if isinstance(value, str) and value.lower() in FALSE:
         return []
+    if value is None and fsdp.place is not None:  # a keyword's; on the command line it is a switch
+        return []
     if value is None or value is True or (isinstance(value, str) and value.lower() in TRUE):
         return ["full_shard"]
     return value.split() if isinstance(value, str) else [str(item) for item in value or ()]
@@ -193,7 +190,11 @@ def _strategy_of_trainer(fsdp: Said[Any], item: str, *, version: int) -> str | b
 
 
 def words_of_script(
-    situation: Situation, *, transformers: str | None, num_nodes: int = 1
+    situation: Situation,
+    *,
+    transformers: str | None,
+    num_nodes: int = 1,
+    read: Callable[[str], bytes],
 ) -> FsdpWords | None:
     """Return the settings of FSDP in the TrainingArguments of a script; None if it turns FSDP off.
 
@@ -201,6 +202,7 @@ def words_of_script(
         situation: the script and its arguments.
         transformers: as in words_of_trainer.
         num_nodes: of the run.
+        read: returns the content of a file, or raises OSError.
 
     Raises:
         UserError: fsdp_config names a file that can't be read, or transformers refuses a setting.
@@ -218,16 +220,16 @@ def words_of_script(
     if said is not None and isinstance(said.value, dict):
         config |= {name: replace(said, value=value) for name, value in said.value.items()}
     elif said is not None and isinstance(said.value, str):
-        config |= _config_file(said)
+        config |= _config_file(said, read)
     return words_of_trainer(fsdp, config, transformers=transformers, num_nodes=num_nodes)
 
 
-def _config_file(said: Said[Any]) -> dict[str, Said[Any]]:
+def _config_file(said: Said[Any], read: Callable[[str], bytes]) -> dict[str, Said[Any]]:
     """Return the settings in Trainer's file of fsdp_config, or in JSON text on the command line."""
     is_text = said.value.lstrip().startswith("{")
     name = said.text.split()[0] if is_text else said.value
     try:
-        text = said.value if is_text else decode(Path(name).read_bytes())
+        text = said.value if is_text else decode(read(name))
         document = read_document(text, name=name, format=Format.JSON)
     except (OSError, Unreadable) as error:
         raise UserError(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
-from zerofit.core.strategy import Engine, OffloadDevice, StateDictType
-from zerofit.planning.sources.fsdp_words import (
+from zerofit.checking.inputs.fsdp_words import (
     BLOCKS,
     FALSE,
     STRATEGIES,
@@ -16,6 +14,8 @@ from zerofit.planning.sources.fsdp_words import (
     number_of,
     refused,
 )
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Engine, OffloadDevice, StateDictType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
