@@ -59,7 +59,7 @@ def _assert_same(folder: Path, expected: Path, *, names: str = "end.safetensors"
 @pytest.mark.parametrize(
     ("case", "flags"),
     [
-        ("window", ()),
+        pytest.param("window", (), marks=pytest.mark.slow),
         pytest.param("window", ("--micro-batch-size", "3"), marks=pytest.mark.slow),
         pytest.param("plain", ("--no-reshard-after-forward",), marks=pytest.mark.slow),
         pytest.param("tied", (), marks=pytest.mark.slow),
@@ -67,7 +67,7 @@ def _assert_same(folder: Path, expected: Path, *, names: str = "end.safetensors"
         ("cleared-window", ()),
         pytest.param("clip-value", (), marks=pytest.mark.slow),
         pytest.param("torch-clip", (), marks=pytest.mark.slow),
-        ("own-norm", ()),
+        pytest.param("own-norm", (), marks=pytest.mark.slow),
         pytest.param("model-first", (), marks=pytest.mark.slow),
         pytest.param("optimizer-first", (), marks=pytest.mark.slow),
         pytest.param("apart", (), marks=pytest.mark.slow),
@@ -82,6 +82,7 @@ def test_a_script_ends_as_in_one_process(
     _assert_same(tmp_path, alone(case))
 
 
+@pytest.mark.slow
 def test_weights_that_are_written_after_an_evaluation_count(
     alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -104,8 +105,8 @@ def test_ranks_generate_completions_of_other_lengths_in_step(
 @pytest.mark.parametrize(
     ("case", "file"),
     [
-        ("saved", "model.safetensors"),
-        ("save-model", "model.safetensors"),
+        pytest.param("saved", "model.safetensors", marks=pytest.mark.slow),
+        pytest.param("save-model", "model.safetensors", marks=pytest.mark.slow),
         ("adapters-saved", "adapter_model.safetensors"),
     ],
 )
@@ -120,7 +121,7 @@ def test_whole_weights_are_saved(case: str, file: str, alone: Callable[[str], Pa
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
-        ("torch-save", "saves-shards"),
+        pytest.param("torch-save", "saves-shards", marks=pytest.mark.slow),
         ("unreduced-window", "gradients-not-reduced"),
         pytest.param("saved-by-one-rank", "fsdp2-saves-on-all-ranks", marks=pytest.mark.slow),
     ],

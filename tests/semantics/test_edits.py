@@ -1,6 +1,6 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-31 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
+29 pairs of an edit and a layout run at each change; all are evidence, in fp32 and bf16, and are a table of
 the docs (docs/reference/edits.md).
 """
 
@@ -54,8 +54,6 @@ _CI = [
     ("unfreeze-late", "z2"),
     ("unfreeze-late", "ddp"),
     ("peft-lora-fa", "z2"),
-    ("own-norm", "fsdp2"),
-    ("reset-a-layer", "fsdp2"),
     ("sam", "fsdp2"),
     ("average-of-main-process", "fsdp2"),
 ]
