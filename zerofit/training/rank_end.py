@@ -15,6 +15,7 @@ from zerofit.training.reporting import observe
 from zerofit.training.reporting.record import write_record
 from zerofit.training.saving import stop_signal
 from zerofit.training.step.deepspeed.placeholders import sharded_weight_error
+from zerofit.training.step.sharded_tensors import sharded_tensor_error
 
 if TYPE_CHECKING:
     from pathlib import Path
