@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
-_STATE_DICTS = {kind.value.removesuffix("_STATE_DICT").lower(): kind for kind in StateDictType} | {
+_STATE_DICTS = {kind.name.lower(): kind for kind in StateDictType} | {
     kind.value.lower().replace("_", "-"): kind for kind in StateDictType
 }
 """Short words, and accelerate's own."""

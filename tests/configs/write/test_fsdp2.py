@@ -121,7 +121,9 @@ for name in sys.argv[1:]:
         seen[name] = described(FullyShardedDataParallelPlugin(**made.fsdp_plugin_args))
         continue
     load_config_from_file(name)
-    args = launch_command_parser().parse_args(["--config_file", name, "--main_process_port", "0", "train.py"])
+    options = ["--config_file", name, "--main_process_port", "0"]
+    options += ["--num_processes", "2"] if name.startswith("ds_configs/") else []
+    args = launch_command_parser().parse_args([*options, "train.py"])
     args, _, _ = _validate_launch_command(args)
     os.environ.update(prepare_multi_gpu_env(args))
     groups = ParallelismConfig()

@@ -108,9 +108,10 @@ class _Reading:
             if "reshard_after_forward" in self._keys:
                 key = self._keys["reshard_after_forward"]
                 self._said["reshard_after_forward"] = replace(key, value=_switch(key))
-            if "sharding_strategy" in self._keys:
-                where = self._keys["sharding_strategy"].where
-                self._notes.append(f"sharding_strategy ({where}) has no effect under version 2")
+            if (older := self._keys.get("sharding_strategy")) is not None:
+                self._notes.append(f"sharding_strategy ({older.where}) has no effect under version 2")
+                if str(older.value).upper() in _HYBRID:
+                    self._notes[-1] += "; copies of the weights are dp_replicate_size in parallelism_config"
             return
         strategy = self._strategy()
         if strategy is None:

@@ -76,6 +76,7 @@ _OF_RANKS = (
     "pipeline-parallel-groups-not-whole",
     "stages-per-rank-without-pipeline",
     "hybrid-shards-not-whole",
+    "hybrid-shards-of-one-rank",
 )
 OF_RANKS: tuple[Rule, ...] = (*ranks.RULES, *(rule for rule in ALL_RULES if rule.id in _OF_RANKS))
 """Those on the number of ranks."""
