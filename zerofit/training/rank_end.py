@@ -71,7 +71,7 @@ class RankEnd:
         self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         self._error = error
         self._show(kind, error, traceback)
-        if (named := sharded_weight_error(error)) is not None:
+        if (named := sharded_weight_error(error) or sharded_tensor_error(error)) is not None:
             self._error = named
             tell(str(named))
 

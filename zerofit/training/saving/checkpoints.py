@@ -307,7 +307,7 @@ def _check_state_dict(folder: Path, settings: AppliedSettings) -> None:
             "the checkpoint has another type of state dict than this run",
             found=f"{folder} has {saved}, and this run {now}",
             why="accelerate looks for the files of the run's type alone",
-            fix=f"run with --state-dict-type {saved.value.removesuffix('_STATE_DICT').lower()}",
+            fix=f"run with --state-dict-type {saved.value.partition('_')[0].lower()}",
         )
 
 
