@@ -31,20 +31,33 @@ _WAYS = (
 _WAYS_IN_BF16 = ((), ("lora",), ("checkpointed", "accumulated"))
 _LAYOUTS = ("fsdp", "fsdp-kept", "hybrid")
 _ROUTES = ("loop", "trainer")
+
+
+def _case(layout: str, route: str, way: tuple[str, ...], precision: str = "no") -> Case:
+    """Return the case; a loop's batches weigh alike on all ranks, as its own mean over them does, and are not
+    bucketed, as each number of ranks has other buckets."""
+    if route == "loop":
+        way = (*(name for name in way if name != "bucketed"), "even")
+    return Case(layout, route, way, precision)
+
+
 _IN_FP32 = [
-    Case(layout, _ROUTES[(place + number) % 2], way)  # each way by both routes, under one layout or the other
+    _case(
+        layout, _ROUTES[(place + number) % 2], way
+    )  # each way by both routes, under one layout or the other
     for place, layout in enumerate(_LAYOUTS)
     for number, way in enumerate(_WAYS)
 ]
 _IN_BF16 = [
-    Case(layout, route, way, "bf16")
+    _case(layout, route, way, "bf16")
     for layout in ("ddp", "fsdp")
     for route, way in zip(("loop", "trainer", "loop"), _WAYS_IN_BF16, strict=True)
 ]
 
 
 def _name(case: Case) -> str:
-    return ", ".join((case.layout, case.route, case.precision, *case.changes))
+    changes = (name for name in case.changes if name != "even")
+    return ", ".join((case.layout, case.route, case.precision, *changes))
 
 
 def _most_apart(seen: Trained, alone: Trained) -> float:
