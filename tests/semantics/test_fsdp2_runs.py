@@ -42,9 +42,7 @@ def _case(layout: str, route: str, way: tuple[str, ...], precision: str = "no") 
 
 
 _IN_FP32 = [
-    _case(
-        layout, _ROUTES[(place + number) % 2], way
-    )  # each way by both routes, under one layout or the other
+    _case(layout, _ROUTES[(place + number) % 2], way)  # each way by both routes
     for place, layout in enumerate(_LAYOUTS)
     for number, way in enumerate(_WAYS)
 ]
