@@ -361,11 +361,12 @@ before the first step that would differ.
 
 - ZeRO-3 keeps small weights whole, all of them in "z3"; in "z3-sharded" one has 160,000 elements, and is not.
 - "split": one process, each batch in two micro-batches; the others: two ranks, half of the batch each.
+- "fsdp2": two ranks, each weight sharded over both; measured in fp32.
 - In bf16, ZeRO computes in bf16 throughout and accelerate's DDP in autocast: compare a row with the row
   `nothing`, which edits nothing.
 """
 _EDIT_PRECISIONS = {"no": "fp32", "bf16": "bf16"}
-_EDIT_LAYOUTS = ("split", "ddp", "z1", "z2", "z3", "z3-sharded", "z3-offload")
+_EDIT_LAYOUTS = ("split", "ddp", "fsdp2", "z1", "z2", "z3", "z3-sharded", "z3-offload")
 
 
 def edits_page(measured: Mapping[str, Mapping[str, Any]]) -> str:

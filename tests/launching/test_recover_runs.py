@@ -34,6 +34,7 @@ _PLANS = {
     "one": ("--gpus=1x24GB",),
     "z2": ("--gpus=2x24GB", "--num-processes=2", "--zero-stage=2"),
     "z3": ("--gpus=2x24GB", "--num-processes=2", "--zero-stage=3"),
+    "fsdp2": ("--gpus=2x24GB", "--num-processes=2", "--engine=fsdp2"),
 }
 _PHASES = ("forward", "backward", "optimizer_step", "saving")
 _EACH_TIME = ("accelerate", "one", "forward")

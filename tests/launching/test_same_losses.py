@@ -29,6 +29,7 @@ BF16_TOLERANCE = 2e-2
 
 ZERO_PRESETS = ("z1", "z2", "z2-offload", "z3", "z3-offload-optimizer", "z3-offload")
 ONE_RANK, TWO_RANKS = ("--num-processes", "1"), ("--num-processes", "2")
+FSDP2 = (*TWO_RANKS, "--engine", "fsdp2")
 # (flags of zerofit, micro-batch of the script): each makes the same global batch.
 CASES = {
     "one process": (ONE_RANK, GLOBAL_BATCH_SIZE),
@@ -38,12 +39,20 @@ CASES = {
         (*TWO_RANKS, "--preset", "z2", "--gradient-accumulation-steps", "2"),
         GLOBAL_BATCH_SIZE // 4,
     ),
+    "FSDP2": (FSDP2, GLOBAL_BATCH_SIZE // 2),
+    "FSDP2, accumulating": (
+        (*FSDP2, "--gradient-accumulation-steps", "2", "--state-dict-type", "full"),
+        GLOBAL_BATCH_SIZE // 4,
+    ),
     **{preset: ((*TWO_RANKS, "--preset", preset), GLOBAL_BATCH_SIZE // 2) for preset in ZERO_PRESETS},
 }
-TRAINER_CASES = ("one process", "z2, accumulating", "z2-offload", "z3", "z3-offload")
+TRAINER_CASES = ("one process", "z2, accumulating", "z2-offload", "z3", "z3-offload", "FSDP2, accumulating")
 """One of each kind: Trainer runs the engine that the other route has tried with every preset."""
 OWN_DEEPSPEED = f"--deepspeed={ROOT / 'ds_configs' / 'ds_z1.json'}"
-RESUMED = {"accelerate": ("z2-offload", "z3"), "trainer": ("z3",)}
+RESUMED = {
+    "accelerate": ("z2-offload", "z3", "FSDP2, accumulating"),
+    "trainer": ("z3", "FSDP2, accumulating"),
+}
 """Cases that keep a checkpoint of step 5, and go on from it in a run of their own."""
 
 
@@ -64,7 +73,10 @@ def _cases(cases: Iterable[str], *, slow: set[str]) -> list[object]:
 
 @pytest.mark.parametrize(
     "case",
-    _cases(CASES, slow={"one process, accumulating", "data parallel", "z2-offload"}),
+    _cases(
+        CASES,
+        slow={"one process, accumulating", "data parallel", "z2-offload", "FSDP2", "FSDP2, accumulating"},
+    ),
 )
 def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Launch, data_dir: Path, plain_accelerate: Losses
@@ -81,7 +93,9 @@ def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
         assert accelerate_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 
-@pytest.mark.parametrize("case", _cases(TRAINER_CASES, slow={"z3", "z2, accumulating"}))
+@pytest.mark.parametrize(
+    "case", _cases(TRAINER_CASES, slow={"z3", "z2, accumulating", "FSDP2, accumulating"})
+)
 def test_a_trainer_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Launch, data_dir: Path, plain_trainer: Losses
 ) -> None:

@@ -456,9 +456,3 @@ def test_a_setting_keeps_its_place_and_what_it_overrides(
     overridden = spec.overrides.beaten.get(field)
     assert spec.overrides.where(field) == where
     assert (None if overridden is None else overridden.where) == beaten
-
-
-@pytest.mark.parametrize("settings", [{"engine": "fsdp2"}, {"engine": Engine.FSDP2}])
-def test_fsdp2_is_refused_until_it_can_be_launched(settings: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="fsdp-not-taken"):
-        resolve(None, verb=Verb.PLAN, **settings)

@@ -9,6 +9,7 @@ from trainings import WHOLE, Ended, run_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,23 @@ def by_itself(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
         return known[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def covered_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained Llama of four blocks."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = tmp_path_factory.mktemp("covered") / "model"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model("llama", **sizes, **heads, **tokens)
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="session", autouse=True)

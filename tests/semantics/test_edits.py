@@ -1,6 +1,6 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-22 pairs of an edit and a layout run at each change, and 5 more in CI; all are evidence, in fp32 and bf16,
+24 pairs of an edit and a layout run at each change, and 5 more in CI; all are evidence, in fp32 and bf16,
 and are a table of the docs (docs/reference/edits.md).
 """
 
@@ -54,6 +54,8 @@ _CI = [
     ("unfreeze-late", "z2"),
     ("unfreeze-late", "ddp"),
     ("peft-lora-fa", "z2"),
+    ("sam", "fsdp2"),
+    ("average-of-main-process", "fsdp2"),
 ]
 _GRADIENTS = "gradients-by-hand-under-zero"
 _NOT_ELEMENT_WISE = "optimizer-not-element-wise"
@@ -99,6 +101,22 @@ _REFUSED = {
     ("add-late", "ddp"): "parameter-not-averaged",
     ("clamp-in-tensor-hooks", "split"): _NOT_SEPARABLE,
 }
+_MIXED, _NO_SHARDS = "weight-sharded-by-fsdp2", "optimizer-steps-no-shards"
+_REFUSED_UNDER_FSDP2 = {
+    "average-of-main-process": "weights-written-by-some-ranks",
+    "clamp-in-tensor-hooks": "gradient-hook-under-fsdp2",
+    "tie-late": "parameter-replaced-under-fsdp2",
+    "add-late": "parameter-replaced-under-fsdp2",
+    "write-by-numpy": _MIXED,
+    "noise-on-weights": _MIXED,
+    "noise-on-gradients": _MIXED,
+    "vector-to-parameters": _MIXED,
+    "gradient-penalty": _MIXED,
+    "weight-penalty": _MIXED,
+    "peft-lora-fa": _NO_SHARDS,
+    "adafactor": _NO_SHARDS,
+    "torch-adafactor": _NO_SHARDS,
+}
 _WRITTEN = "weights-written-under-zero3"
 _SHARDED = "weight-sharded-by-zero3"
 _REFUSED_WHERE_SHARDED = dict.fromkeys(("clamp-data", "replace-data"), _WRITTEN) | dict.fromkeys(
@@ -143,6 +161,8 @@ def _outcome(edit: str, layout: str, folder: Path, alone: Callable[..., Path], p
 def _refusal(edit: str, layout: str) -> str:
     if (edit, layout) in _REFUSED:
         return _REFUSED[edit, layout]
+    if layout == "fsdp2":
+        return _REFUSED_UNDER_FSDP2.get(edit, "")
     if layout == "z3-sharded" and edit in _REFUSED_WHERE_SHARDED:
         return _REFUSED_WHERE_SHARDED[edit]
     return _REFUSED_UNDER_ZERO.get(edit, "") if layout.startswith("z") else ""

@@ -23,6 +23,8 @@ class Way:
     """Of `zerofit launch`."""
     zero_stage: int | None = None
     """What has to come of them; None is without DeepSpeed."""
+    is_sharded: bool = False
+    """True if FSDP2 has to come of them."""
     is_captured: bool = False
     """True if the script is captured and planned for first, for GPUs that its ranks are rehearsed for."""
 
@@ -34,6 +36,7 @@ class Way:
 
 
 SMALLER = ("--micro-batch-size", "2")
+FSDP2 = ("--engine", "fsdp2", "--mixed-precision", "no")
 NO_OFFLOAD = ("--offload-optimizer", "none")
 WAYS = {
     "micro-batch": Way(num_processes=1, flags=SMALLER),
@@ -47,6 +50,15 @@ WAYS = {
     ),
     "ZeRO-3, checkpointing": Way(
         num_processes=2, flags=("--preset", "z3", "--gradient-checkpointing"), zero_stage=3
+    ),
+    "FSDP2": Way(num_processes=2, flags=FSDP2, is_sharded=True),
+    "FSDP2, uneven micro-batch": Way(
+        num_processes=2, flags=(*FSDP2, "--micro-batch-size", "3"), is_sharded=True
+    ),
+    "FSDP2 without resharding, checkpointing": Way(
+        num_processes=2,
+        flags=(*FSDP2, "--no-reshard-after-forward", "--gradient-checkpointing"),
+        is_sharded=True,
     ),
     "captured, micro-batch": Way(num_processes=1, flags=("--engine", "native", *SMALLER), is_captured=True),
     "captured, ZeRO-2, micro-batch": Way(
@@ -71,6 +83,7 @@ AT_EACH_CHANGE = {
 """What `make test` runs: each kind of loop, each way of applying a plan. The others: `make semantics`."""
 NOT_TOGETHER = {
     ("loop_by_hand", "checkpointing"): "its model is none of transformers",
+    ("loop_by_hand", "FSDP2 without resharding, checkpointing"): "its model is none of transformers",
     ("loop_by_hand", "ZeRO-3, checkpointing"): "its model is none of transformers",
     **{
         ("two_optimizers", way): "DeepSpeed trains one model with one optimizer"
@@ -106,7 +119,10 @@ def test_a_script_trains_as_it_does_by_itself(
 ) -> None:
     seen = run_by_zerofit(script, tmp_path, flags=WAYS[way].all_flags)
     assert_same(seen, by_itself(script, num_processes=WAYS[way].num_processes))
-    assert seen.training.zero_stage == WAYS[way].zero_stage
+    assert (seen.training.zero_stage, seen.training.is_sharded) == (
+        WAYS[way].zero_stage,
+        WAYS[way].is_sharded,
+    )
 
 
 @pytest.mark.slow

@@ -25,13 +25,15 @@ def settings(
     global_batch_size: int | None = None,
     trainer_accumulates: bool = False,
     uses_deepspeed: bool = False,
+    uses_fsdp2: bool = False,
     precision_is_default: bool = True,
     captured: CapturedModel | None = None,
     recovers: bool = False,
     **strategy: Any,
 ) -> AppliedSettings:
     """Return the settings of a plan that wants these alone; the others are fields of Strategy."""
-    wanted = Strategy(engine=Engine.DEEPSPEED if uses_deepspeed else Engine.NATIVE, **strategy)
+    engine = Engine.FSDP2 if uses_fsdp2 else Engine.DEEPSPEED if uses_deepspeed else Engine.NATIVE
+    wanted = Strategy(engine=engine, **strategy)
     default = Reason(field="precision", value="", origin=Origin.DEFAULT, why="")
     reasons = (default,) if precision_is_default else ()
     plan = replace(PLAN, strategy=wanted, recovers=recovers, reasons=reasons)

@@ -21,12 +21,19 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "z1": ("--num-processes", "2", "--zero-stage", "1", *_ALL_ON_GPU),
     "z2": ("--num-processes", "2", "--zero-stage", "2", *_ALL_ON_GPU),
     "z3": ("--num-processes", "2", "--zero-stage", "3", *_ALL_ON_GPU),
+    "fsdp": ("--num-processes", "2", "--engine", "fsdp2"),
+    "fsdp-kept": ("--num-processes", "2", "--engine", "fsdp2", "--no-reshard-after-forward"),
+    "fsdp-alone": ("--num-processes", "1", "--engine", "fsdp2"),
+    "fsdp-four": ("--num-processes", "4", "--engine", "fsdp2"),
+    "hybrid": ("--num-processes", "4", "--engine", "fsdp2", "--dp-replicate-size", "2"),
     "tp": ("--num-processes", "2", "--tensor-parallel-size", "2"),
     "sp": ("--num-processes", "2", "--sequence-parallel-size", "2"),
     "pp": ("--num-processes", "2", "--pipeline-parallel-size", "2"),
 }
 """Flags of `zerofit launch` for each layout of ranks."""
-_SHARES_NO_SAMPLES = {"ddp", "z1", "z2", "z3"}
+_READERS = dict.fromkeys(("ddp", "z1", "z2", "z3", "fsdp", "fsdp-kept"), 2) | {"hybrid": 4, "fsdp-four": 4}
+"""Ranks that read other samples than the others; 1 for the other layouts."""
+_SHARDED = ("fsdp", "fsdp-kept", "fsdp-alone", "fsdp-four", "hybrid")
 _CUT_STATES = {"z1", "z2", "z3", "tp", "sp"}
 """Layouts under which a block of 8-bit states holds other elements than in one process."""
 
@@ -40,23 +47,31 @@ class Case:
     route: str
     """"loop" or "trainer"."""
     changes: tuple[str, ...]
-    """Those of CHANGES that are made."""
+    """Those of CHANGES that are made; "even" has samples of one length, whose batches
+    weigh alike, and a loop's constant learning rate."""
+    precision: str = "no"
+    """accelerate's mixed precision."""
 
     @property
     def data_parallel_size(self) -> int:
         """Ranks that read other samples than the others."""
-        return 2 if self.layout in _SHARES_NO_SAMPLES else 1
+        return _READERS.get(self.layout, 1)
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Flags of `zerofit launch`."""
         made = {
-            "split": ("--micro-batch-size", "2"),
+            "split": ("--micro-batch-size", "1" if self.layout == "hybrid" else "2"),
             "checkpointed": ("--gradient-checkpointing",),
             "eight_bit": ("--optimizer", "adamw-8bit"),
             "frozen": ("--freeze", "embeddings"),
         }
-        return (*LAYOUTS[self.layout], *(flag for name in self.changes for flag in made.get(name, ())))
+        precision = () if self.precision == "no" else ("--mixed-precision", self.precision)
+        return (
+            *LAYOUTS[self.layout],
+            *precision,
+            *(flag for name in self.changes for flag in made.get(name, ())),
+        )
 
     def arguments(self, *, by_itself: bool) -> tuple[str, ...]:
         """Return the script's arguments; by itself it makes the changes that zerofit makes otherwise."""
@@ -67,10 +82,12 @@ class Case:
             "lora": ("--lora",),
             "frozen": ("--frozen",) if by_itself else (),
             "bucketed": ("--bucketed",),
+            "even": ("--even",),
         }
         return (
             *("--batch-size", str(batch_size), "--num-steps", str(NUM_STEPS)),
             *(("--trainer",) if self.route == "trainer" else ()),
+            *(("--bf16",) if self.precision == "bf16" and by_itself else ()),
             *(argument for name in self.changes for argument in made.get(name, ())),
         )
 
@@ -96,14 +113,14 @@ def train_by_itself(case: Case, model: Path, folder: Path) -> Trained:
     """Run the script by the stock `accelerate launch` on as many ranks as read samples of their own."""
     num_ranks = case.data_parallel_size
     ranks = "--multi_gpu" if num_ranks > 1 else "--cpu"
-    flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --mixed_precision=no --dynamo_backend=no"
+    flags = f"{ranks} --num_processes={num_ranks} --num_machines=1 --dynamo_backend=no"
     gloo = ("--ddp-backend", "gloo") if num_ranks > 1 and case.route == "trainer" else ()
     arguments = (*case.arguments(by_itself=True), *gloo, "--keep-start")
-    launcher = (*stock_launcher(), *flags.split())
+    launcher = (*stock_launcher(), *flags.split(), f"--mixed_precision={case.precision}")
     run = run_command(
         (*launcher, str(SCRIPT), "--model", str(model), *arguments), folder, ACCELERATE_USE_CPU="true"
     ).check()
-    return _read(folder / "out", case, run.stderr)
+    return read_trained(folder / "out", case, run.stderr)
 
 
 def train_under_zerofit(case: Case, model: Path, folder: Path, **variables: str) -> Trained:
@@ -112,17 +129,18 @@ def train_under_zerofit(case: Case, model: Path, folder: Path, **variables: str)
     script = (str(SCRIPT), "--model", str(model), *case.arguments(by_itself=False))
     if "resumed" not in case.changes:
         run = run_command((*launcher, *script), folder, **variables).check()
-        return _read(folder / "out", case, run.stderr, _not_applied(folder, case))
+        return read_trained(folder / "out", case, run.stderr, _not_applied(folder, case))
     saving = (*script, "--save-step", str(RESUMED_AFTER))
     run_command(
         (*launcher, *saving, "--stop-step", str(RESUMED_AFTER), "--output-dir", "first"), folder, **variables
     ).check()
     saved = "state" if case.route == "loop" else f"checkpoint-{RESUMED_AFTER}"
     run = run_command((*launcher, *saving, "--resume", f"first/{saved}"), folder, **variables).check()
-    return _read(folder / "out", case, run.stderr, _not_applied(folder, case))
+    return read_trained(folder / "out", case, run.stderr, _not_applied(folder, case))
 
 
-def _read(folder: Path, case: Case, stderr: str, applied: tuple[str, ...] = ()) -> Trained:
+def read_trained(folder: Path, case: Case, stderr: str, applied: tuple[str, ...] = ()) -> Trained:
+    """Return what a run of a case left in a folder."""
     from safetensors.torch import load_file
 
     ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
@@ -159,7 +177,9 @@ def _not_applied(folder: Path, case: Case) -> tuple[str, ...]:
     wrong = []
     if case.layout in ("z1", "z2", "z3") and script["zero_stage"] != int(case.layout[1]):
         wrong.append(f"ZeRO-{script['zero_stage']}")
-    if case.layout in ("one", "ddp", "pp") and script["zero_stage"] is not None:
+    if script["is_sharded"] != (case.layout in _SHARDED):
+        wrong.append(f"sharded by FSDP2: {script['is_sharded']}")
+    if case.layout in ("one", "ddp", *_SHARDED, "pp") and script["zero_stage"] is not None:
         wrong.append(f"ZeRO-{script['zero_stage']}")
     if case.layout in _DEGREES and topology[_DEGREES[case.layout]] != 2:
         wrong.append(f"{_DEGREES[case.layout]} is {topology[_DEGREES[case.layout]]}")

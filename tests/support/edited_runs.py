@@ -18,6 +18,7 @@ SCRIPT = ROOT / "tests" / "semantics" / "scripts" / "edits.py"
 LAYOUTS = {
     "split": ("--num-processes", "1", "--micro-batch-size", "4"),
     "ddp": ("--num-processes", "2", "--engine", "native"),
+    "fsdp2": ("--num-processes", "2", "--engine", "fsdp2"),
     "z1": ("--num-processes", "2", "--zero-stage", "1", "--offload-optimizer", "none"),
     "z2": ("--num-processes", "2", "--zero-stage", "2", "--offload-optimizer", "none"),
     "z3": ("--num-processes", "2", "--zero-stage", "3", "--offload-optimizer", "none"),

@@ -50,6 +50,8 @@ class Training:
     world_size: int
     zero_stage: int | None
     """Of the DeepSpeed engine that stepped; None where none did."""
+    is_sharded: bool
+    """True if FSDP2 has sharded the model."""
     optimizers: tuple[str, ...]
     steps: tuple[Step, ...]
     initial_weights: dict[str, Any]
@@ -72,6 +74,7 @@ def read_training(folder: Path) -> Training:
     return Training(
         world_size=first["world_size"],
         zero_stage=first["zero_stage"],
+        is_sharded=first["is_sharded"],
         optimizers=tuple(first["optimizers"]),
         steps=tuple(_step(parts) for parts in zip(*(rank["steps"] for rank in ranks), strict=True)),
         initial_weights=first["initial_weights"],

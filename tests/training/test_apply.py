@@ -17,6 +17,7 @@ from runs import run_command
 from small_runs import PLAN
 
 import zerofit
+from zerofit.configs.write.accelerate import fsdp_environment
 from zerofit.configs.write.command import rank_environment
 from zerofit.core.plan import Origin, Plan, Reason, Topology, plan_to_json
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
@@ -26,6 +27,7 @@ from zerofit.training.late_imports import imported_functions, replace_imported_c
 from zerofit.training.launcher_settings import set_environment
 
 ZERO_2 = replace(PLAN, strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS))
+FSDP2 = replace(PLAN, strategy=Strategy(engine=Engine.FSDP2, reshard_after_forward=False))
 BF16 = replace(PLAN, strategy=Strategy(precision=Precision.BF16))
 FOUR_STEPS = replace(PLAN, strategy=Strategy(gradient_accumulation_steps=4))
 ON_GPU = replace(PLAN, topology=Topology())
@@ -72,6 +74,17 @@ def test_other_ranks_on_each_node_are_refused(monkeypatch: pytest.MonkeyPatch) -
     ("plan", "launcher", "found"),
     [
         (PLAN, {"USE_FSDP": "true"}, "ACCELERATE_USE_FSDP=true, and the plan says engine native"),
+        (
+            FSDP2,
+            {"USE_FSDP": "true"},
+            "ACCELERATE_USE_FSDP=true with FSDP_VERSION=1, and the plan says engine fsdp2",
+        ),
+        (FSDP2, {"USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED=true, and the plan says engine fsdp2"),
+        (
+            ZERO_2,
+            {"USE_PARALLELISM_CONFIG": "true"},
+            "ACCELERATE_USE_PARALLELISM_CONFIG=true, and the plan says engine deepspeed",
+        ),
         (
             ZERO_2,
             {"USE_MEGATRON_LM": "true"},
@@ -183,6 +196,27 @@ def test_the_launchers_precision_counts_where_the_plan_leaves_it_open(
     monkeypatch.setattr("os.environ", environment)
     set_environment(plan, deepspeed_file=None, changes=Changes(announce=False))
     assert environment["ACCELERATE_MIXED_PRECISION"] == expected
+
+
+def test_fsdp2_is_configured_by_the_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_RESHARD_AFTER_FORWARD": "true",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    }
+    changes = Changes(announce=False)
+    monkeypatch.setattr("os.environ", environment)
+    set_environment(FSDP2, deepspeed_file=None, changes=changes)
+    found = {name: value for name, value in environment.items() if "FSDP" in name or "PARALLELISM" in name}
+    assert found == fsdp_environment(FSDP2)
+    assert found["FSDP_RESHARD_AFTER_FORWARD"] == "false"
+    assert environment["WORLD_SIZE"] == "1"
+    assert changes.lines == [
+        "FSDP2 is configured as the plan says; the launcher brings its own configuration"
+    ]
 
 
 def test_deepspeed_is_configured_by_the_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,8 @@ def _plans() -> Iterator[AppliedSettings]:
     yield settings(micro_batch_size=1)
     for parallel in ("tensor_parallel_size", "sequence_parallel_size"):
         yield replace(engine, plan=replace(engine.plan, topology=Topology(world_size=2, **{parallel: 2})))
+    sharded = settings(uses_fsdp2=True)
+    yield replace(sharded, plan=replace(sharded.plan, topology=Topology(world_size=2)))
     pipeline = Topology(world_size=2, pipeline_parallel_size=2)
     yield replace(native, plan=replace(native.plan, topology=pipeline))
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.command_line import read_command
+from zerofit.checking.inputs.fsdp import read_fsdp
+from zerofit.checking.inputs.fsdp_words import FSDP_FLAGS, words_of_line
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher, Refusal, RefusedFlag
-from zerofit.core.errors import UserError, bad_value
+from zerofit.core.errors import Unreadable, UserError, bad_value
+from zerofit.core.overrides import flag_of
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.configs.document import Document
     from zerofit.core.command import Flag, LaunchCommand
 
 
@@ -37,6 +44,8 @@ class ReadLine:
     """Flags that zerofit ignores, as the user wrote them."""
     command: LaunchCommand
     """The line as its launcher parses it."""
+    notes: tuple[str, ...] = ()
+    """What was translated from FSDP's words, one sentence each."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +103,8 @@ _IGNORED_WORDS = """
     force_multi bind_cores_to_rank bind_core_list save_pid enable_each_rank_log log_level
     main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model
     downcast_bf16 module
-    use_parallelism_config parallelism_config_sp_backend parallelism_config_sp_seq_length
+    use_fsdp use_parallelism_config parallelism_config_dp_shard_size
+    parallelism_config_sp_backend parallelism_config_sp_seq_length
     parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
     """
 _IGNORED = frozenset(_IGNORED_WORDS.split())
@@ -129,11 +139,16 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
         flags += ["--nproc-per-node", "1"]  # the default in torch/distributed/run.py
+    fsdp = words_of_line(command, file=_config_file(command))
+    settings = None if fsdp is None else read_fsdp(fsdp)
     for flag in command.flags:
+        if settings is not None and (flag.name.startswith("fsdp_") or flag.name in ("use_fsdp", *FSDP_FLAGS)):
+            continue
         taken = _own_flag(flag, command)
         flags += taken
         if not taken and flag.name not in ("module", "mixed_precision"):
             left_out.append(flag.text)
+    flags += [] if settings is None else _words_of_fsdp(settings)
     is_module = command.find("module") is not None or _is_python_module(words, command)
     return ReadLine(
         words=tuple(flags),
@@ -142,6 +157,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
         environment=command.environment,
         left_out=tuple(left_out),
         command=command,
+        notes=() if settings is None else settings.notes,
     )
 
 
@@ -188,6 +204,27 @@ def with_line_behind(command: LaunchCommand) -> LaunchCommand:
     )
 
 
+def _config_file(command: LaunchCommand) -> Document | None:
+    """Return the file of `accelerate config` that a line names; None if it names none that can be read."""
+    flag = command.find("config_file")
+    if flag is None or not flag.value:
+        return None
+    try:
+        text = decode(Path(flag.value).read_bytes())
+        return read_document(text, name=flag.value, format=format_of(flag.value, text))
+    except (OSError, Unreadable):
+        return None  # which is reported when the file is read for its settings
+
+
+def _words_of_fsdp(settings: FsdpSettings) -> list[str]:
+    """Return settings of FSDP as zerofit's flags."""
+    words: list[str] = []
+    for name, said in settings.said.items():
+        flag = flag_of(name, said.value)
+        words += [flag] if isinstance(said.value, bool) else [flag, str(said.value)]
+    return words
+
+
 def _script_of(command: LaunchCommand) -> str:
     """Return the script of a line that its launcher takes; the errors are those of `zerofit check`."""
     from zerofit.checking.rules.launch.flags import ON_LINES  # only for lines: the rules take time
@@ -225,12 +262,20 @@ _NAMES: dict[str, tuple[str, type]] = {
     "--mixed-precision": ("precision", str),
     "--sequence-parallel-size": ("sequence_parallel_size", int),
     "--tensor-parallel-size": ("tensor_parallel_size", int),
+    "--engine": ("engine", str),
+    "--state-dict-type": ("state_dict_type", str),
+    "--dp-replicate-size": ("dp_replicate_size", int),
+    "--offload-optimizer": ("optimizer_offload", str),
+    "--offload-param": ("param_offload", str),
 }
 """The keyword argument of each flag with a value, and its type."""
 _SWITCHES = {
     "--cpu": ("on_cpu", True),
     "--use-deepspeed": ("engine", Engine.DEEPSPEED),
     "--compile": ("compile", True),
+    "--reshard-after-forward": ("reshard_after_forward", True),
+    "--no-reshard-after-forward": ("reshard_after_forward", False),
+    "--gradient-checkpointing": ("gradient_checkpointing", True),
 }
 """The keyword argument of each flag without a value, and what it says."""
 RANKS = frozenset({"num_processes", "ranks_per_node"})
@@ -277,7 +322,7 @@ def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:
         return _included_gpus(flag)
     if name == "max_restarts" and value == "0":
         return []
-    if name in _IGNORED:
+    if name in _IGNORED or name.startswith("fsdp_") or (name in FSDP_FLAGS and value in ("1", None)):
         return []
     _refuse_unknown(flag, command)
     raise _refused(flag, command)
@@ -313,8 +358,6 @@ def _is_python_module(words: Sequence[str], command: LaunchCommand) -> bool:
 
 
 def _refused(flag: Flag, command: LaunchCommand) -> UserError:
-    if flag.name == "use_fsdp" or flag.name.startswith("fsdp_"):
-        return fsdp_refused(flag.text, fix="leave out --use_fsdp and all --fsdp_ flags")
     why = _UNSUPPORTED.get(flag.name, "zerofit launch has no flag that does the same")
     return UserError(
         "launcher-flag-not-taken",
@@ -322,22 +365,6 @@ def _refused(flag: Flag, command: LaunchCommand) -> UserError:
         found=flag.text,
         why=why,
         fix="leave it out, or start this run without zerofit",
-    )
-
-
-def fsdp_refused(found: str, *, fix: str) -> UserError:
-    """Return the error for a launch that requests FSDP.
-
-    Args:
-        found: what requests it, as the user wrote it.
-        fix: how to remove it.
-    """
-    return UserError(
-        "fsdp-not-taken",
-        "zerofit shards with ZeRO, not with FSDP",
-        found=found,
-        why="ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does",
-        fix=f"{fix}; --zero-stage 3 corresponds to FULL_SHARD",
     )
 
 

@@ -23,6 +23,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import Checkpoint
 from zerofit.core.json_text import parse_json
 from zerofit.core.optimizers.lookup import entry_of, optimizer_of_class
+from zerofit.core.strategy import StateDictType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,11 +46,11 @@ class SavedLayout:
     """How a run's state was distributed over its ranks."""
 
     engine: str
-    """A value of Engine: "deepspeed" or "native"."""
+    """A value of Engine: "deepspeed", "fsdp2" or "native"."""
     world_size: int
     """Number of ranks that saved."""
     zero_stage: int
-    """0 with the native engine."""
+    """0 with other engines than DeepSpeed."""
     optimizer_offload: str
     """A value of OffloadDevice."""
     optimizer: str | None
@@ -227,6 +228,22 @@ def read_shards(folder: str, tag: str) -> Checkpoint:
     )
 
 
+def state_dict_type_of(folder: Path) -> StateDictType | None:
+    """Return how FSDP2 saved a checkpoint; None if another engine did.
+
+    accelerate/utils/fsdp_utils.py, save_fsdp_model.
+    """
+    if (folder / f"{FSDP_WEIGHTS}_0").is_dir():
+        return StateDictType.SHARDED
+    return StateDictType.FULL if (folder / f"{FSDP_WEIGHTS}.bin").is_file() else None
+
+
+def sharded_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of torch.distributed.checkpoint in a checkpoint: weights, then optimizer states."""
+    places = (folder / f"{name}_{number}" for name in (FSDP_WEIGHTS, "optimizer") for number in range(2))
+    return tuple(place for place in places if place.is_dir())
+
+
 def tensor_parallel_size_of(names: Iterable[str]) -> int:
     """Return the tensor-parallel size that a checkpoint's file names show."""
     return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
@@ -310,6 +327,10 @@ _STATE = re.compile(
     r"random_states_\d+\.pkl|optimizer(_\d+)?\.(bin|pt)|scheduler(_\d+)?\.(bin|pt)|custom_checkpoint_\d+\.pkl"
     r"|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
 )
+FSDP_WEIGHTS = "pytorch_model_fsdp"
+"""Name of FSDP's weights, as a file or with a number as a folder (accelerate/utils/constants.py)."""
+_SHARDS_INDEX = ".metadata"
+"""Written last (torch/distributed/checkpoint/filesystem.py)."""
 # deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
 _OPTIMIZER_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
 _PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
@@ -336,6 +357,9 @@ def _problem_without_manifest(folder: Path) -> str | None:
             return "the file `latest` names a folder that is missing"
     elif "latest" in own or "zero_to_fp32.py" in own:
         return "DeepSpeed's states are missing"
+    for place in sharded_folders(folder):
+        if not (place / _SHARDS_INDEX).is_file():
+            return f"{place.name}/{_SHARDS_INDEX}, which is written last, is missing"
     random = _ranks(_RANDOM, own)
     for ranks, what in ((shards, "the optimizer states"), (random, "the random states")):
         missing = sorted(set(range(max(len(shards), max(ranks, default=-1) + 1))) - ranks)

@@ -1,21 +1,25 @@
-"""Exports a checkpoint's weights, of any ZeRO stage, in the format of from_pretrained()."""
+"""Exports a checkpoint's weights, of any ZeRO stage or of FSDP2, in the format of from_pretrained()."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import shutil
+import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.checkpoints import (
+    FSDP_WEIGHTS,
     MODEL_FOLDER,
     find_checkpoints,
     incomplete_checkpoint,
     inspect_checkpoint,
     is_checkpoint,
     noted_checkpoints,
+    sharded_folders,
     tensor_parallel_size_of,
 )
 from zerofit.core.errors import UserError
@@ -149,6 +153,8 @@ def _weights(checkpoint: Path) -> dict[str, Any]:
 
         with contextlib.redirect_stdout(io.StringIO()):
             found = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
+    elif any(place.name.startswith(FSDP_WEIGHTS) for place in sharded_folders(checkpoint)):
+        found = _joined_shards(checkpoint / f"{FSDP_WEIGHTS}_0")
     elif states := sorted(checkpoint.glob("*/mp_rank_00_model_states.pt")):  # ZeRO stage 0
         found = torch.load(states[0], map_location="cpu", weights_only=False)["module"]
     else:
@@ -170,6 +176,20 @@ def _check_whole(checkpoint: Path) -> None:
             fix="resume with the same --tensor-parallel-size and make the script save its model, or copy "
             "the model.safetensors that Trainer wrote beside the shards",
         )
+
+
+def _joined_shards(folder: Path) -> dict[str, Any]:
+    """Return the whole weights of a folder of torch.distributed.checkpoint, as FSDP2 saves them."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".zerofit-export.") as place:
+        whole = Path(place) / "weights.pt"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that no process group is there
+            dcp_to_torch_save(folder, whole)
+        state = torch.load(whole, map_location="cpu", weights_only=True)
+    return dict(state["model"])
 
 
 def _plain_weights(checkpoint: Path) -> dict[str, Any]:

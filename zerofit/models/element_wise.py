@@ -1,4 +1,4 @@
-"""Tests whether an optimizer steps each element by itself, as ZeRO needs, which steps flat buffers."""
+"""Tests whether an optimizer steps shards as it steps whole tensors: of ZeRO's flat buffers, of FSDP2."""
 
 from __future__ import annotations
 
@@ -69,13 +69,56 @@ def _tried(optimizer: Any) -> ElementWise:
         together = _stepped(optimizer, flat)
     except Exception as error:  # any: it is the script's code
         return ElementWise(is_kept=False, name=name, found=f"{type(error).__name__}: {error}")
-    way = max(float((end - start).abs().max()) for end, start in zip(apart, _joined(draws[0]), strict=True))
-    distance = max(float((alone - two).abs().max()) for alone, two in zip(apart, together, strict=True))
+    return _compared(name, apart, together, draws[0], "and on their concatenation")
+
+
+def _compared(
+    name: str, expected: list[Any], seen: list[Any], start: list[list[Any]], words: str
+) -> ElementWise:
+    """Return whether both ways of stepping end alike, measured by the way from the start."""
+    way = max(float((end - begin).abs().max()) for end, begin in zip(expected, _joined(start), strict=True))
+    distance = max(float((alone - two).abs().max()) for alone, two in zip(expected, seen, strict=True))
     if distance <= _TOLERANCE * way:
         return ElementWise(is_kept=True, name=name)
     share = distance / way if way else float("inf")
-    found = f"three steps on small tensors and on their concatenation end {share:.1g} of the way apart"
+    found = f"three steps on small tensors {words} end {share:.1g} of the way apart"
     return ElementWise(is_kept=False, name=name, found=found)
+
+
+def try_sharded(optimizer: Any, device: Any) -> ElementWise:
+    """Step small copies of an optimizer on whole tensors and on sharded ones, and compare; a collective.
+
+    Args:
+        optimizer: a torch.optim.Optimizer with the script's settings; it is not changed.
+        device: of this rank.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    name = f"{type(optimizer).__module__.partition('.')[0]}'s {type(optimizer).__name__}"
+    generator = torch.Generator().manual_seed(0)
+    draws = [
+        [[torch.randn(shape, generator=generator).to(device) for shape in group] for group in shapes]
+        for shapes in [_small_shapes(optimizer)] * (_NUM_STEPS + 1)
+    ]
+
+    def cut(tensor: Any) -> Any:
+        return distribute_tensor(tensor, mesh, [Shard(0)])
+
+    devices = () if device.type == "cpu" else (device,)
+    with torch.random.fork_rng(devices=devices, device_type=device.type), torch.enable_grad():
+        try:
+            whole = _stepped(optimizer, draws)
+        except Exception as error:  # any: it is the script's code
+            found = f"on small tensors it fails ({type(error).__name__}: {error})"
+            return ElementWise(is_kept=None, name=name, found=found)
+        try:
+            parts = _stepped(optimizer, [[list(map(cut, group)) for group in draw] for draw in draws])
+        except Exception as error:  # any: it is the script's code
+            return ElementWise(is_kept=False, name=name, found=f"{type(error).__name__}: {error}")
+    return _compared(name, whole, parts, draws[0], "and on their shards")
 
 
 def _small_shapes(optimizer: Any) -> list[list[tuple[int, ...]]]:
@@ -114,4 +157,8 @@ def _stepped(optimizer: Any, draws: list[list[list[Any]]]) -> list[Any]:
 def _joined(groups: list[list[Any]]) -> list[Any]:
     import torch
 
-    return [torch.cat([tensor.detach().flatten() for tensor in group]) for group in groups]
+    return [torch.cat([_whole(tensor.detach()).flatten() for tensor in group]) for group in groups]
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

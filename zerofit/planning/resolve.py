@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import LaunchLayers, ineffective_flags
-from zerofit.checking.inputs.named_files import named_by_arguments
-from zerofit.checking.launch_line import fsdp_refused, ineffective_settings, names_beside, read_line
+from zerofit.checking.launch_line import ineffective_settings, names_beside, read_line
 from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.overrides import Overrides, flag_of
+from zerofit.core.overrides import Overrides, flag_of, with_engine_of
 from zerofit.core.plan import Plan
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine
@@ -27,6 +26,7 @@ from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
 from zerofit.planning.sources.nodes import Nodes, with_hostfile
+from zerofit.planning.sources.script_settings import with_settings_of_script
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.scripts.target import check_script, script_target
@@ -121,8 +121,6 @@ def resolve(
         check_script(target)
     both = settings if line is None else _with_line(settings, line, of_line)
     said = settings_of({**both, "plan": plan})
-    if said.overrides.get("engine") is Engine.FSDP2:
-        raise fsdp_refused(said.overrides.where("engine"), fix="leave it out")
     nodes = said.nodes
     takes_default = (
         target is not None
@@ -137,6 +135,7 @@ def resolve(
         takes_default=takes_default,
         line=of_accelerate,
         is_of_line=line is not None and names_files,
+        num_nodes=nodes.num_nodes,
     )
     if line is not None:
         ignored = _ignored_by_accelerate(of_accelerate, files)
@@ -166,11 +165,18 @@ def resolve(
     )
     is_planned = verb is not Verb.CONFIG and (spec.makes_a_plan or spec.has_given_strategy)
     is_planned = is_planned or said.options.model is not None or spec.has_given_strategy
-    if files is None and target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
-        files = _files_of_script(target)
+    if target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
+        files = with_settings_of_script(files, target, num_nodes=nodes.num_nodes or 1)
     if files is not None:
         observer.say(files.line)
-        spec = replace(spec, files=files, overrides=with_files(spec.overrides, files, is_planned=is_planned))
+        merged, notes = with_files(
+            spec.overrides, files, is_planned=is_planned, has_strategy=spec.has_given_strategy
+        )
+        for note in (*files.notes, *notes):
+            observer.say(note)
+        spec = replace(spec, files=files, overrides=merged)
+    if not spec.has_given_strategy:
+        spec = replace(spec, overrides=with_engine_of(spec.overrides))
     return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files, hostfile))
 
 
@@ -236,22 +242,11 @@ def _tell_of_line(
     observer.say(f"the command is equivalent to: {replace(same, verb=('zerofit', verb))}")
     if line.left_out:
         observer.say(f"without {', '.join(line.left_out)}, which zerofit handles itself")
+    for note in line.notes:
+        observer.say(note)
     unused = [word for word in line.words_of(_unused_by(verb)) if word.startswith("--")]
     if unused:
         observer.say(f"without {', '.join(unused)}, which zerofit {verb} does not use")
-
-
-def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
-    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
-    if (file := next(named, None)) is None:
-        return None
-    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
-    if files is None:
-        return None
-    # These two stay the script's, which reads the file itself (training/setup/trainer_arguments.py).
-    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
-    return replace(files, left_out=left_out)
 
 
 def _with_ranks(

@@ -1,4 +1,4 @@
-"""Keeps model.generate from blocking ranks under ZeRO-3: calls run in step, or raise an error."""
+"""Keeps model.generate from blocking ranks under ZeRO-3 and FSDP2: calls run in step, or raise an error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.fsdp2 import has_shards
 from zerofit.generation.gathering import has_hooks, is_available, partitioned_parameters
 from zerofit.generation.lockstep import OUT_OF_STEP, check_experts, goes_out_of_step
 from zerofit.ranks.exchange import all_ranks
@@ -46,10 +47,12 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
             return original(self, *args, **kwargs)
         line = script_line()
         if needs_others:
-            _check_even(call, line)
-            check_experts(self, found_at=f"{line}: ")
+            engine = "FSDP2" if has_shards(self) else "ZeRO-3"
+            _check_even(call, line, engine)
+            if engine == "ZeRO-3":  # FSDP2 gathers a block's experts together
+                check_experts(self, found_at=f"{line}: ")
             if not (said or by_itself):
-                changes.add(_note(line, said))
+                changes.add(_note(line, said, engine))
             call.arguments["synced_gpus"] = True
         meet(_NAME, line=line, limit_s=limit_s)
         with (
@@ -61,13 +64,15 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
 
 
 def needs_all_ranks(model: Any) -> bool:
-    """Return True if a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are active.
+    """Return True if a model's forward passes need all ranks: FSDP2 or ZeRO-3 shards it, or has its hooks.
 
     Weights gathered by the script are released by the hooks in the first pass, unless it has removed them.
     Groups of fewer ranks (such as MiCS) are not covered: synced_gpus asks all ranks.
     """
     from torch.distributed import get_world_size
 
+    if has_shards(model):
+        return True
     parameters = partitioned_parameters(model)
     if not parameters or get_world_size(parameters[0].ds_process_group) != get_world_size():
         return False
@@ -80,12 +85,12 @@ def _belongs_to_hybrid_engine(model: Any) -> bool:
     return type(owner).__name__ == "DeepSpeedHybridEngine"
 
 
-def _note(line: str, said: bool | None) -> str:
+def _note(line: str, said: bool | None, engine: str) -> str:
     call = "generate()" if said is None else f"generate(synced_gpus={said})"
-    return f"{line}: {call} under ZeRO-3 would leave ranks waiting for longer completions: synced_gpus=True"
+    return f"{line}: {call} under {engine} would leave ranks waiting for longer completions: synced_gpus=True"
 
 
-def _check_even(call: BoundArguments, line: str) -> None:
+def _check_even(call: BoundArguments, line: str, engine: str) -> None:
     """Refuse settings with which ranks get out of step."""
     for name, why in OUT_OF_STEP.items():
         value = _setting(call, name)
@@ -94,10 +99,10 @@ def _check_even(call: BoundArguments, line: str) -> None:
         shown = value if isinstance(value, int | float | str) else type(value).__name__
         raise UserError(
             "generate-passes-differ",
-            f"{name} can't be used on a model that ZeRO-3 partitions",
+            f"{name} can't be used on a model that {engine} partitions",
             found=f"{line}: generate({name}={shown})",
             why=f"{why}, so that ranks make different numbers of passes, and each pass needs all ranks",
-            fix=f"leave out {name}, or generate without ZeRO-3",
+            fix=f"leave out {name}, or generate without {engine}",
             see=_SEE,
         )
 

@@ -19,7 +19,7 @@ from zerofit.training.saving import checkpoints, stop_signal, whole_saving
 from zerofit.training.settings import settings_of
 from zerofit.training.setup import accelerator_arguments, batch_size, quantized_loading, trainer_arguments
 from zerofit.training.setup.deepspeed import partitioned_models, scalars, sequence_shards, tensor_groups
-from zerofit.training.step import accumulation, backward, clipping, schedulers
+from zerofit.training.step import accumulation, backward, clipping, schedulers, sharded_tensors
 from zerofit.training.step.deepspeed.optimizer_step import hide_renamed_collectives
 from zerofit.training.wrapping import install_steps, wrap
 
@@ -122,11 +122,13 @@ def _install_training_arguments(module: Any, settings: AppliedSettings, changes:
 MODULE_HOOKS = (
     Hook("torch.autograd", observe.install_backward, "before anything is trained"),
     Hook("torch.serialization", observe.install_saving, "before torch imports save() from it"),
+    Hook("torch.serialization", whole_saving.install_in_torch, "before torch imports save() from it"),
     Hook("torch.optim.optimizer", observe.install_steps, "before an optimizer is made"),
     Hook("torch.utils.data.dataloader", _install_data_loader, "before a DataLoader is made"),
     Hook("torch.utils.data.sampler", sample_order.install_in_samplers, "before an order is drawn"),
     Hook("torch.utils.file_baton", _install_build_locks, "before an op is built"),
     Hook("torch.nn.utils", _install_clipping, "before the script imports clip_grad_norm_ from it"),
+    Hook("torch.distributed.tensor", sharded_tensors.install, "before a weight is sharded"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook(
         "deepspeed.runtime.zero.partition_parameters",
@@ -144,6 +146,7 @@ MODULE_HOOKS = (
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.state", accelerator_arguments.install_gloo, "before an Accelerator is created"),
+    Hook("accelerate.state", accelerator_arguments.install_sharding, "before an Accelerator is created"),
     Hook("accelerate.data_loader", sample_order.install_in_loaders, "before the script imports from it"),
     Hook("accelerate.data_loader", stop_signal.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),

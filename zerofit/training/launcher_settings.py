@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.configs.write.accelerate import fsdp_environment
 from zerofit.configs.write.command import (
     MIXED_PRECISION,
     first_gpu,
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_OTHER_ENGINES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
-"""Set by `accelerate launch` for engines that no plan has (accelerate/utils/launch.py, 1.15)."""
+_OF_FSDP = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
+_OTHER_ENGINES = ("ACCELERATE_USE_MEGATRON_LM",)
+"""Set by `accelerate launch` for an engine that no plan has (accelerate/utils/launch.py, 1.15)."""
 _DEEPSPEED = "ACCELERATE_DEEPSPEED_"
 _ALSO_DEEPSPEED = ("ACCELERATE_CONFIG_DS_FIELDS", "ACCELERATE_GRADIENT_CLIPPING")
 _DEFAULT_STAGE = 2
@@ -88,9 +90,12 @@ def _contradictions(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the launcher's settings that contradict the plan, and what the plan says."""
     strategy, settings = plan.strategy, settings_of(plan)
     engine = f"engine {strategy.engine.value}"
-    for name in _OTHER_ENGINES:
+    for name in (*_OTHER_ENGINES, *(() if settings.uses_fsdp2 else _OF_FSDP)):
         if _is_on(name):
             yield f"{name}=true", engine
+    version = os.environ.get("FSDP_VERSION", "1")
+    if settings.uses_fsdp2 and _is_on("ACCELERATE_USE_FSDP") and version != "2":
+        yield f"ACCELERATE_USE_FSDP=true with FSDP_VERSION={version}", engine
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
         if not settings.uses_deepspeed:
             yield "ACCELERATE_USE_DEEPSPEED=true", engine
@@ -149,12 +154,15 @@ def set_environment(plan: Plan, *, deepspeed_file: Path | None, changes: Changes
     if needs_one_gpu(plan):
         wanted["CUDA_VISIBLE_DEVICES"] = first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     wanted |= rank_environment(plan, deepspeed_file=None if deepspeed_file is None else str(deepspeed_file))
+    wanted |= fsdp_environment(plan)
     is_open = plan.strategy.precision is None or plan.is_default("precision")
     if is_open and _own_precision() is not None:
         del wanted["ACCELERATE_MIXED_PRECISION"]
     _check_gpus_unused(wanted.get("CUDA_VISIBLE_DEVICES"))
     _drop_deepspeed_settings(changes)
-    if plan.strategy.engine is Engine.DEEPSPEED and "RANK" not in os.environ:  # python train.py: one rank
+    if plan.strategy.engine is Engine.FSDP2:
+        _drop_fsdp_settings(wanted, changes)
+    if plan.strategy.engine is not Engine.NATIVE and "RANK" not in os.environ:  # python train.py: one rank
         values = ("0", "0", "1", "1", "127.0.0.1", str(free_port(0)))
         wanted |= dict(zip(_RANK_VARIABLES, values, strict=True))
     os.environ.update(wanted)
@@ -172,6 +180,18 @@ def _check_gpus_unused(visible: str | None) -> None:
         why="the GPUs that a process sees are fixed by its first use of CUDA",
         fix=f"call zerofit.apply() first in the script, or start it with CUDA_VISIBLE_DEVICES={visible!r}",
     )
+
+
+def _drop_fsdp_settings(wanted: dict[str, str], changes: Changes) -> None:
+    """Drop the launcher's settings of FSDP that the plan's, which follow, don't replace."""
+    prefixes = ("FSDP_", "PARALLELISM_CONFIG_", "ACCELERATE_USE_PARALLELISM_CONFIG")
+    dropped = [name for name in os.environ if name.startswith(prefixes) and name not in wanted]
+    others = [name for name in wanted if name.startswith("FSDP_") and name in os.environ]
+    differs = any(os.environ[name].lower() != wanted[name].lower() for name in others)
+    for name in dropped:
+        del os.environ[name]
+    if differs:
+        changes.add("FSDP2 is configured as the plan says; the launcher brings its own configuration")
 
 
 def _drop_deepspeed_settings(changes: Changes) -> None:

@@ -16,7 +16,13 @@ from zerofit.training.batch import grouped_batches, sample_groups, sample_order
 from zerofit.training.batch.micro_batches import hooks as micro_batches
 from zerofit.training.pipeline import hooks as pipeline
 from zerofit.training.reporting import observe, tracked_memory
-from zerofit.training.saving import checkpoints, elastic_resume, stop_signal, trainer_checkpoints
+from zerofit.training.saving import (
+    checkpoints,
+    elastic_resume,
+    stop_signal,
+    trainer_checkpoints,
+    whole_saving,
+)
 from zerofit.training.setup import (
     accelerator_arguments,
     batch_size,
@@ -24,6 +30,8 @@ from zerofit.training.setup import (
     compiled_model,
     optimizer_swap,
     replicas,
+    sharded_model,
+    sharded_prepare,
     trainer_arguments,
     trainer_optimizer,
 )
@@ -36,7 +44,15 @@ from zerofit.training.setup.deepspeed import (
     sequence_shards,
     tensor_groups,
 )
-from zerofit.training.step import accumulation, backward, clipping, skipped_steps, trainer_loss
+from zerofit.training.step import (
+    accumulation,
+    backward,
+    clipping,
+    sharded_gradients,
+    sharded_writes,
+    skipped_steps,
+    trainer_loss,
+)
 from zerofit.training.step.deepspeed import optimizer_step
 from zerofit.training.wrapping import Step
 
@@ -60,6 +76,9 @@ _SETUP: Steps = {
             joined_prepare.wrappers,
             "once per engine: what follows gets its optimizer, too",
         ),
+        Step("sharded prepare", sharded_prepare.wrappers, "once per model: what follows gets its optimizer"),
+        Step("sharded gradients", sharded_gradients.wrappers, "after what follows: watches what is sharded"),
+        Step("sharded writes", sharded_writes.wrappers, "after what follows: watches what is sharded"),
         Step("optimizer", optimizer_swap.wrappers, "replaces the script's before the check"),
         Step("optimizer check", optimizer_swap.check_wrappers, "checks the optimizer that trains"),
         Step("micro-batches", micro_batches.wrappers, "after what follows: outside accelerate's wrappers"),
@@ -68,11 +87,13 @@ _SETUP: Steps = {
         Step("sample groups", sample_groups.wrappers, "only checks DataLoaders"),
         Step("tensor groups", tensor_groups.wrappers, "before the engine shards the model"),
         Step("pipeline stages", pipeline.wrappers, "directly around accelerate's: cuts model and optimizer"),
+        Step("FSDP2's units", sharded_model.wrappers, "directly around accelerate's, which shards"),
     ),
     "prepare_model": (
         Step("changed model", changed_model.wrappers, "before all others, which need the trained model"),
         Step("late parameters", replicas.wrappers, "after what follows: watches DistributedDataParallel"),
         Step("joined prepare", joined_prepare.wrappers, "calls prepare() under DeepSpeed"),
+        Step("sharded prepare", sharded_prepare.wrappers, "calls prepare() under FSDP2"),
         Step("micro-batches", micro_batches.wrappers, "after what follows: outside accelerate's wrappers"),
         Step("compiled model", compiled_model.wrappers, "after accelerate, which compiles"),
         Step("pipeline stages", pipeline.wrappers, "directly around accelerate's: DDP wraps no stage"),
@@ -82,12 +103,15 @@ _SETUP: Steps = {
         Step("clipping", clipping.wrappers, "first in the optimizer's step(): skipped steps need none"),
         Step("skipped steps", skipped_steps.wrappers, "around the scaler's step(), which says if it skipped"),
         Step("joined prepare", joined_prepare.wrappers, "calls prepare() under DeepSpeed"),
+        Step("sharded prepare", sharded_prepare.wrappers, "returns those that prepare() made with a model"),
         Step("optimizer", optimizer_swap.wrappers, "replaces the script's before it is prepared"),
         Step("micro-batches", micro_batches.wrappers, "undoes skipped losses' passes before it"),
+        Step("sharded gradients", sharded_gradients.wrappers, "after those: what is left is not reduced"),
         Step("window weights", accumulation.weight_wrappers, "last before the optimizer's own step()"),
     ),
     "free_memory": (
         Step("joined prepare", joined_prepare.wrappers, "forgets models and optimizers"),
+        Step("sharded prepare", sharded_prepare.wrappers, "forgets models and optimizers"),
         Step("micro-batches", micro_batches.wrappers, "forgets pending passes"),
     ),
 }
@@ -113,6 +137,7 @@ _STEP: Steps = {
     "clip_grad_value_": (
         Step("clipping", clipping.wrappers, "refused under DeepSpeed"),
         Step("window weights", accumulation.weight_wrappers, "completes the gradients that are clipped"),
+        Step("sharded gradients", sharded_gradients.wrappers, "in place of accelerate's, which refuses"),
     ),
     "log": (Step("memory in trackers", tracked_memory.wrappers, "adds the peaks"),),
 }
@@ -171,6 +196,7 @@ TRAINER: Steps = {
     "prediction_step": (Step("pipeline stages", pipeline.trainer_wrappers, "logits stay on the last stage"),),
     "save_model": (
         Step("observation", observe.trainer_wrappers, "around all: the phase is saving"),
+        Step("whole weights", whole_saving.trainer_wrappers, "before Trainer sees how checkpoints are saved"),
         Step("pipeline stages", pipeline.trainer_wrappers, "gathers the weights of all stages"),
     ),
     SAVE_CHECKPOINT: (

@@ -15,6 +15,7 @@ from zerofit.training.reporting import observe
 from zerofit.training.reporting.record import write_record
 from zerofit.training.saving import stop_signal
 from zerofit.training.step.deepspeed.placeholders import sharded_weight_error
+from zerofit.training.step.sharded_tensors import sharded_tensor_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +71,7 @@ class RankEnd:
         self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         self._error = error
         self._show(kind, error, traceback)
-        if (named := sharded_weight_error(error)) is not None:
+        if (named := sharded_weight_error(error) or sharded_tensor_error(error)) is not None:
             self._error = named
             tell(str(named))
 

@@ -28,6 +28,7 @@ from zerofit.training.reporting.record import write_record
 from zerofit.training.reporting.tee import tee_output
 from zerofit.training.saving import stop_signal
 from zerofit.training.step.deepspeed.placeholders import sharded_weight_error
+from zerofit.training.step.sharded_tensors import sharded_tensor_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 1, failure
         failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
-        if (named := sharded_weight_error(failure)) is not None:
+        if (named := sharded_weight_error(failure) or sharded_tensor_error(failure)) is not None:
             error = named
             tell(str(named))
     if exit_code == 0:

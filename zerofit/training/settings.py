@@ -37,6 +37,11 @@ class AppliedSettings:
         return self.strategy.engine is Engine.DEEPSPEED
 
     @property
+    def uses_fsdp2(self) -> bool:
+        """True if FSDP2 shards the model."""
+        return self.strategy.engine is Engine.FSDP2
+
+    @property
     def tensor_parallel_size(self) -> int:
         """Ranks that share the layers of one copy of the model, and its samples."""
         return self.plan.topology.tensor_parallel_size if self.uses_deepspeed else 1

@@ -30,7 +30,7 @@ class Weights:
             return
         self._models.append(model)
         with _gathered(self._models):
-            self._start = {name: parameter.detach().double().clone() for name, parameter in self._named()}
+            self._start = {name: _whole(parameter).clone() for name, parameter in self._named()}
         self.initial = self.measure()
 
     def measure(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Weights:
         projections = torch.zeros(NUM_PROJECTIONS, dtype=torch.float64)
         with _gathered(self._models):
             for name, parameter in self._named():
-                value = parameter.detach().double()
+                value = _whole(parameter)
                 total += float(value.sum())
                 squares += float(value.square().sum())
                 moved = (value - self._start[name]).flatten()
@@ -56,6 +56,12 @@ class Weights:
         for number, model in enumerate(self._models):
             for name, parameter in model.named_parameters():
                 yield f"{number} {name.replace('_orig_mod.', '').removeprefix('module.')}", parameter
+
+
+def _whole(parameter: Any) -> Any:
+    """Return a parameter's value, put together where FSDP2 has sharded it; all ranks come here."""
+    value = parameter.detach()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).double()
 
 
 def _directions(name: str, size: int) -> Any:

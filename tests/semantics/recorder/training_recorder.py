@@ -42,6 +42,7 @@ class Recorder:
         self._optimizers: list[Any] = []
         self._in_engine = False
         self._zero_stage: int | None = None
+        self._is_sharded = False
         self._rates: list[float] = []
         self._steps: list[dict[str, Any]] = []
         self._lengths: list[int | None] = []
@@ -83,6 +84,7 @@ class Recorder:
         import torch
 
         if isinstance(item, torch.nn.Module):
+            self._is_sharded |= any(hasattr(parameter, "full_tensor") for parameter in item.parameters())
             self._weights.add(item)
             item.register_forward_hook(self._after_forward, with_kwargs=True)
         elif isinstance(item, torch.utils.data.DataLoader):
@@ -162,6 +164,7 @@ class Recorder:
             "rank": int(os.environ.get("RANK", "0")),
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "zero_stage": self._zero_stage,
+            "is_sharded": self._is_sharded,
             "optimizers": [type(getattr(one, "optimizer", one)).__name__ for one in self._optimizers],
             "loader_lengths": self._lengths,
             "initial_weights": self._weights.initial,

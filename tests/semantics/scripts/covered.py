@@ -23,9 +23,11 @@ MAX_NORM, MAX_NORM_OF_ADAPTERS = 1.2, 0.55
 class Samples(Dataset):
     """Tokens of 6 to 16 places, the same in every process; the first of their labels are masked."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_even: bool = False) -> None:
         generator = torch.Generator().manual_seed(1)
-        lengths = torch.randint(6, LONGEST + 1, (NUM_SAMPLES,), generator=generator).tolist()
+        shortest = LONGEST if is_even else 6
+        self.most_masked = 1 if is_even else 4
+        lengths = torch.randint(shortest, LONGEST + 1, (NUM_SAMPLES,), generator=generator).tolist()
         self.tokens = [torch.randint(3, VOCAB, (length,), generator=generator) for length in lengths]
 
     def __len__(self) -> int:
@@ -34,7 +36,7 @@ class Samples(Dataset):
     def __getitem__(self, index: int) -> dict[str, object]:
         tokens = self.tokens[index]
         labels = tokens.clone()
-        labels[: index % 4] = -100
+        labels[: index % self.most_masked] = -100
         return {"input_ids": tokens, "labels": labels, "length": len(tokens)}
 
 
@@ -100,7 +102,7 @@ def loop(args: argparse.Namespace) -> None:
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
     )
     set_seed(0)
-    model, dataset, collate = make_model(args), Samples(), Collator()
+    model, dataset, collate = make_model(args), Samples(args.even), Collator()
     keep_start(args, model, accelerator.is_main_process)
     optimizer_class, settings = optimizer_of(args, model)
     optimizer = optimizer_class([p for p in model.parameters() if p.requires_grad], **settings)
@@ -109,7 +111,8 @@ def loop(args: argparse.Namespace) -> None:
     else:
         loader = DataLoader(dataset, args.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
     # accelerate steps a prepared scheduler once for each rank that shares the batches.
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 8))
+    decay = 0 if args.even else 1 / 8
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step * decay))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     first = args.save_step * args.accumulation if args.resume else 0
     if args.resume:
@@ -181,6 +184,8 @@ def with_trainer(args: argparse.Namespace) -> None:
         remove_unused_columns=False,
         dataloader_drop_last=True,
         ddp_backend=args.ddp_backend,
+        bf16=args.bf16,
+        use_cpu=args.bf16,  # else Trainer looks for a GPU that computes in it
         disable_tqdm=True,
     )
     set_seed(0)
@@ -190,7 +195,7 @@ def with_trainer(args: argparse.Namespace) -> None:
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=Samples(),
+        train_dataset=Samples(args.even),
         data_collator=collate,
         optimizer_cls_and_kwargs=(optimizer_class, settings),
         callbacks=[seen],
@@ -217,6 +222,7 @@ def traces(accelerator: Any, model: torch.nn.Module, optimizer: Any) -> dict[str
     states = [tensor for state in optimizer.state.values() for tensor in state.values()]
     return {
         "zero_stage": plugin.zero_stage if plugin else None,
+        "is_sharded": type(next(iter(model.parameters()))).__name__ == "DTensor",
         "checkpoints": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
         "has_eight_bit_states": any(getattr(tensor, "dtype", None) == torch.uint8 for tensor in states),
     }
@@ -239,7 +245,7 @@ def main() -> None:
     parser.add_argument("--resume", default="")
     parser.add_argument("--optimizer", choices=("sgd", "adamw", "adamw-8bit"), default="sgd")
     parser.add_argument("--ddp-backend")
-    for flag in ("--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
+    for flag in ("--bf16", "--even", "--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)

@@ -51,6 +51,8 @@ PLANNED_FIELDS = (
     "nvme_path",
     "tensor_parallel_size",
     "sequence_parallel_size",
+    "reshard_after_forward",
+    "gradient_checkpointing",
 )
 """Settings of files that the planner chooses itself; precision, clipping and accumulation would change
 results."""

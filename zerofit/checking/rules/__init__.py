@@ -16,6 +16,7 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
+from zerofit.checking.rules.fsdp import strategy as fsdp_strategy
 from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks, visible_gpus
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
@@ -48,6 +49,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *tensor_parallel.RULES,
     *sequence_parallel.RULES,
     *expert_parallel.RULES,
+    *fsdp_strategy.RULES,
     *optimizers.RULES,
     *pipeline.RULES,
     *precision.RULES,
@@ -80,6 +82,8 @@ _OF_RANKS = (
     "sequence-parallel-groups-not-whole",
     "pipeline-parallel-groups-not-whole",
     "stages-per-rank-without-pipeline",
+    "hybrid-shards-not-whole",
+    "hybrid-shards-of-one-rank",
 )
 OF_RANKS: tuple[Rule, ...] = (*ranks.RULES, *(rule for rule in ALL_RULES if rule.id in _OF_RANKS))
 """Those on the number of ranks."""

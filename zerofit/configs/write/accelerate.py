@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine, ZeroStage
+from zerofit.configs.write.command import MIXED_PRECISION
+from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
-    from zerofit.core.plan import Topology
+    from zerofit.core.plan import Plan, Topology
     from zerofit.core.strategy import Strategy
+
+RANKS_LOAD_WHOLE = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+"""FSDP2: each rank loads the weights (fsdp_section); transformers reads the variable as it loads a model."""
 
 
 def accelerate_config(
@@ -16,20 +20,20 @@ def accelerate_config(
     *,
     topology: Topology | None,
     deepspeed_file: str | None,
-    makes_groups: bool = False,
+    is_used_alone: bool = False,
 ) -> dict[str, Any]:
     """Return accelerate's configuration for a strategy.
 
-    Precision, accumulation, clipping and offload are absent: accelerate refuses them beside
-    ``deepspeed_config_file`` (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the
+    Precision, accumulation, clipping and offload are absent beside ``deepspeed_config_file``: accelerate
+    refuses them there (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the
     precision goes on the command line and the rest into the DeepSpeed file.
 
     Args:
         strategy: the strategy.
         topology: the ranks; None leaves them to the command line.
         deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
-        makes_groups: True if accelerate creates the sequence-parallel groups; `zerofit launch` does it
-            itself.
+        is_used_alone: True if accelerate creates the sequence-parallel groups and recomputes activations;
+            `zerofit launch` does both itself.
     """
     config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     if strategy.engine is Engine.DEEPSPEED:
@@ -42,13 +46,19 @@ def accelerate_config(
             deepspeed["zero3_init_flag"] = True
         config["deepspeed_config"] = deepspeed
     config["distributed_type"] = _distributed_type(strategy, topology)
+    if strategy.engine is Engine.FSDP2:
+        config["fsdp_config"] = fsdp_section(strategy, is_used_alone=is_used_alone)
     config["main_training_function"] = "main"
     if topology is not None:
         config["num_machines"] = topology.num_nodes
         config["num_processes"] = topology.world_size
+    if strategy.engine is Engine.FSDP2 and strategy.precision is not None:
+        config["mixed_precision"] = MIXED_PRECISION[strategy.precision]
     config["rdzv_backend"] = "static"
     config["same_network"] = True
-    if makes_groups and topology is not None and topology.sequence_parallel_size > 1:
+    if topology is not None and (sizes := mesh_sizes(strategy, topology)):
+        config["parallelism_config"] = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    if is_used_alone and topology is not None and topology.sequence_parallel_size > 1:
         config["parallelism_config"] = {
             # Its product with the group size must equal the number of ranks, else the batch size is wrong
             # (accelerate 1.15, accelerator.py, _prepare_deepspeed).
@@ -59,7 +69,7 @@ def accelerate_config(
             # Without it DeepSpeed refuses every model: the default is none.
             "parallelism_config_sp_attn_implementation": strategy.attention or "sdpa",
         }
-    # With use_cpu accelerate skips DeepSpeed; ranks on the CPU are configured by the environment instead.
+    # With use_cpu accelerate skips DeepSpeed and FSDP; the environment configures ranks on the CPU instead.
     config["use_cpu"] = False
     return config
 
@@ -69,18 +79,63 @@ def accelerate_yaml(
     *,
     topology: Topology | None,
     deepspeed_file: str | None,
-    makes_groups: bool = False,
+    is_used_alone: bool = False,
 ) -> str:
     """Return the text of the accelerate YAML file; see accelerate_config."""
     import yaml
 
     config = accelerate_config(
-        strategy, topology=topology, deepspeed_file=deepspeed_file, makes_groups=makes_groups
+        strategy, topology=topology, deepspeed_file=deepspeed_file, is_used_alone=is_used_alone
     )
     return yaml.safe_dump(config, sort_keys=False)
+
+
+def mesh_sizes(strategy: Strategy, topology: Topology) -> dict[str, int]:
+    """Return the sizes of FSDP2's hybrid sharding by accelerate's names; empty if one mesh has all ranks."""
+    if strategy.engine is not Engine.FSDP2 or topology.dp_replicate_size == 1:
+        return {}
+    return {"dp_replicate_size": topology.dp_replicate_size, "dp_shard_size": topology.dp_shard_size}
+
+
+def fsdp_section(strategy: Strategy, *, is_used_alone: bool) -> dict[str, Any]:
+    """Return accelerate's fsdp_config for a strategy of FSDP2; its units are transformers' _no_split_modules.
+
+    Args:
+        strategy: the strategy.
+        is_used_alone: True if accelerate loads weights on rank 0 only and recomputes activations, if the
+            strategy says so. Under `zerofit launch` each rank loads the weights that it checks and changes.
+    """
+    recomputes = bool(strategy.gradient_checkpointing) and strategy.checkpoint_every == 1
+    return {
+        "fsdp_activation_checkpointing": is_used_alone and recomputes,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": is_used_alone,
+        "fsdp_offload_params": strategy.param_offload is OffloadDevice.CPU,
+        "fsdp_reshard_after_forward": strategy.reshard_after_forward,
+        "fsdp_state_dict_type": strategy.state_dict_type.value,
+        "fsdp_version": 2,
+    }
+
+
+def fsdp_environment(plan: Plan) -> dict[str, str]:
+    """Return the variables from which accelerate makes FSDP2's plugin; empty for other engines.
+
+    accelerate/utils/launch.py, prepare_multi_gpu_env (1.15).
+    """
+    if plan.strategy.engine is not Engine.FSDP2:
+        return {}
+    environment = {"ACCELERATE_USE_FSDP": "true"}
+    for key, value in fsdp_section(plan.strategy, is_used_alone=False).items():
+        environment[key.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
+    if sizes := mesh_sizes(plan.strategy, plan.topology):
+        environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+        environment |= {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+    return environment
 
 
 def _distributed_type(strategy: Strategy, topology: Topology | None) -> str:
     if strategy.engine is Engine.DEEPSPEED:
         return "DEEPSPEED"
+    if strategy.engine is Engine.FSDP2:
+        return "FSDP"
     return "NO" if topology is None or topology.world_size == 1 else "MULTI_GPU"

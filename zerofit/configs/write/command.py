@@ -114,7 +114,7 @@ def rank_environment(plan: Plan, *, deepspeed_file: str | None) -> dict[str, str
 
     Args:
         plan: the plan.
-        deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+        deepspeed_file: path of the DeepSpeed JSON; None for other engines.
     """
     environment = {"ACCELERATE_MIXED_PRECISION": MIXED_PRECISION[plan.strategy.precision or Precision.FP32]}
     if plan.strategy.compile:

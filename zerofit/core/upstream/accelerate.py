@@ -30,6 +30,37 @@ def skip_data_parallel_wrapping(module: ModuleType) -> None:
     module.PartialState.__init__ = init
 
 
+def shard_on_cpu_ranks(module: ModuleType) -> None:
+    """Make accelerate use FSDP on CPU ranks too, as it does on GPUs, for a rehearsal without GPUs.
+
+    AcceleratorState enters FSDP for MULTI_GPU and its kin alone (accelerate/state.py, 1.10 to 1.15).
+
+    Args:
+        module: accelerate.state.
+    """
+    original = module.AcceleratorState.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        from torch.distributed import fsdp
+
+        is_first = not module.AcceleratorState._shared_state
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        on_cpu = (module.DistributedType.MULTI_CPU, module.DistributedType.NO)
+        if not is_first or fsdp_plugin is None or self.distributed_type not in on_cpu:
+            return
+        if self._mixed_precision != "no":
+            fsdp_plugin.set_mixed_precision(self._mixed_precision)
+        if isinstance(fsdp_plugin.cpu_offload, fsdp.CPUOffloadPolicy):
+            fsdp_plugin.cpu_offload = fsdp.OffloadPolicy()  # the ranks are on the host, and pin no memory
+        self.fsdp_plugin = fsdp_plugin
+        self.distributed_type = module.DistributedType.FSDP
+        # Else the next AcceleratorState() takes the type from there again.
+        module.PartialState._shared_state["distributed_type"] = module.DistributedType.FSDP
+
+    module.AcceleratorState.__init__ = init
+
+
 def has_state() -> bool:
     """Return True if this process has an Accelerator, a PartialState or TrainingArguments, which make one."""
     state = sys.modules.get("accelerate.state")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
 ENGINE_FILES = "/_fully_shard/"
 """Part of the paths of FSDP2's own files, torch/distributed/fsdp/_fully_shard/."""
@@ -24,6 +28,10 @@ PART_OF = {
 _STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 _HOST_COPY = "_fsdp_collectives.py"
 _DEVICE_COPY = "_fsdp_param.py"
+_MOST_CALLS = 10
+"""Python calls between FSDP2 and a module's __setattr__(), at most."""
+_AROUND_FORWARD = "_zerofit_gathers_around_forward"
+"""Attribute of a model whose forward() has FSDP2's hooks."""
 """The files that copy an offloaded gradient to the host, and an offloaded shard to the device."""
 
 
@@ -31,22 +39,53 @@ _DEVICE_COPY = "_fsdp_param.py"
 def fake_ranks(copies: int, shard_size: int) -> Iterator[Any]:
     """Make this process rank 0 of a process group whose collectives do nothing, and return its mesh.
 
+    A group of this process alone, which a captured script makes, is set aside meanwhile.
+
     Raises:
-        RuntimeError: the process is in a process group.
+        RuntimeError: the process is in a process group with others.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if dist.is_initialized():
+    if dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError("this process is in a process group, beside which it can't be rank 0 of another")
-    dist.init_process_group("fake", rank=0, world_size=copies * shard_size, store=FakeStore())
+    with _without_groups(dist.distributed_c10d):
+        dist.init_process_group("fake", rank=0, world_size=copies * shard_size, store=FakeStore())
+        try:
+            sizes = (copies, shard_size) if copies > 1 else (shard_size,)
+            names = ("dp_replicate", "dp_shard") if copies > 1 else ("dp_shard",)
+            yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        finally:
+            dist.destroy_process_group()
+
+
+_GROUPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
+"""torch's dictionaries of process groups (torch/distributed/distributed_c10d.py, _World; 2.8 and 2.13)."""
+
+
+@contextmanager
+def _without_groups(c10d: Any) -> Iterator[None]:
+    """Set the process groups of this process aside, and join them again afterwards.
+
+    What follows may destroy all groups that it has made.
+    """
+    from torch._C._distributed_c10d import _register_process_group
+
+    world, kept = c10d._world, {name: dict(getattr(c10d._world, name)) for name in _GROUPS}
+    default, count = world.default_pg, world.group_count
+    for name in _GROUPS:
+        getattr(world, name).clear()
+    c10d._update_default_pg(None)
     try:
-        sizes = (copies, shard_size) if copies > 1 else (shard_size,)
-        names = ("dp_replicate", "dp_shard") if copies > 1 else ("dp_shard",)
-        yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        yield
     finally:
-        dist.destroy_process_group()
+        for name, groups in kept.items():
+            getattr(world, name).update(groups)
+        for group, name in kept["pg_names"].items():
+            _register_process_group(name, group)
+        c10d._update_default_pg(default)
+        world.group_count = count
 
 
 def classes_to_wrap(model: Any) -> list[str]:
@@ -133,18 +172,285 @@ def shard(model: Any, plugin: Any, mesh: Any, *, mixed_precision: str) -> Any:
     return fsdp2_prepare_model(accelerator, model)
 
 
+def prepare_alone(accelerator: Any, objects: tuple[Any, ...]) -> Any:
+    """Do what Accelerator.prepare does under FSDP2 with a model without an optimizer, or the reverse.
+
+    It refuses both (accelerate/accelerator.py, 1.15), though an optimizer that is made from a sharded model's
+    parameters needs no exchange of them.
+    """
+    prepared = accelerator._prepare_fsdp2(*objects)
+    for item in prepared:
+        item._is_accelerate_prepared = True
+    return tuple(prepared) if len(prepared) > 1 else prepared[0]
+
+
+def is_called_by_engine() -> bool:
+    """Return True in a call of FSDP2, which puts gathered weights in the places of shards and back."""
+    frame = sys._getframe(1)
+    for _ in range(_MOST_CALLS):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if ENGINE_FILES in frame.f_code.co_filename:
+            return True
+    return False
+
+
+def canonical_parameters(model: Any) -> dict[str, Any]:
+    """Return the parameters of a model by names without the parts of torch.compile's and other wrappers."""
+    from accelerate.utils.fsdp_utils import fsdp2_canonicalize_names
+
+    return dict(fsdp2_canonicalize_names(dict(model.named_parameters())))
+
+
+def check_tied(kind: str, names: list[str], model: Any) -> None:
+    """Check that sharding has not made two weights out of one.
+
+    Args:
+        kind: the model's class before.
+        names: of its parameters before.
+    """
+    apart = sorted({name for name, _ in model.named_parameters()} - {*names})
+    if apart:
+        raise UserError(
+            "fsdp2-unties-weights",
+            "FSDP2 would train tied weights apart",
+            found=f"{kind}: {', '.join(apart)} is no longer the weight that it is tied to",
+            why="accelerate shards the input and output embeddings as one unit, and others that share their "
+            "weight, such as an encoder's, with the rest (utils/fsdp_utils.py, fsdp2_prepare_model)",
+            fix="train it with DDP or ZeRO: --engine deepspeed",
+        )
+
+
 def units_of(model: Any) -> list[list[Any]]:
     """Return the parameters of each unit of a sharded model, as FSDP2 describes them."""
+    return [group.fsdp_params for group in _all_groups(model)]
+
+
+def is_sharded(model: Any) -> bool:
+    """Return True if FSDP2 has sharded a model, which torch.compile may have wrapped."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before this is imported
+    return fsdp is not None and isinstance(_inner(model), fsdp.FSDPModule)
+
+
+def gather_around_generate(model: Any) -> None:
+    """Make a sharded model's generate(), which may call a part of it, gather as forward() does.
+
+    Trainer does the same (transformers/trainer.py, _prepare_for_training, 5.23).
+    """
+    inner = _inner(model)
+    if hasattr(inner, "generate") and is_sharded(inner):
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        register_fsdp_forward_method(inner, "generate")
+
+
+def reshard_after_evaluation(model: Any) -> None:
+    """Make a sharded model release the weights that it has gathered for a pass without gradients.
+
+    FSDP2 keeps those of the root and of the last unit, without resharding all, until a backward pass. Until
+    then they are the model's parameters, and what a script writes into them is lost.
+    """
     from torch.distributed.fsdp import FSDPModule
 
-    units: list[list[Any]] = []
-    seen: set[int] = set()
-    for module in model.modules():
-        for group in _groups(module) if isinstance(module, FSDPModule) else ():
-            if id(group) not in seen:  # several modules may be one unit
-                seen.add(id(group))
-                units.append(group.fsdp_params)
-    return units
+    inner = _inner(model)
+
+    def release(*_: Any) -> None:
+        import torch
+
+        if not torch.is_grad_enabled():
+            for module in inner.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    inner.register_forward_hook(release)
+
+
+def gather_around_forward(model: Any) -> None:
+    """Make a sharded model gather around its forward() rather than around its call.
+
+    What replaces the forward may then run the original several times. Outside of FSDP2's own hooks a unit
+    would take itself for the root.
+    """
+    inner = _inner(model)
+    if inner.__dict__.get(_AROUND_FORWARD):
+        return
+    state, original = inner._get_fsdp_state(), inner.forward
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = state._pre_forward(inner, args, kwargs)
+        return state._post_forward(inner, args, original(*args, **kwargs))
+
+    inner.forward = forward
+    inner.__dict__[_AROUND_FORWARD] = True
+
+
+def is_shard(value: Any) -> bool:
+    """Return True for a DTensor: of a weight, its gradient or an optimizer state."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # there are none before this is imported
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def has_shards(model: Any) -> bool:
+    """Return True if any parameter of a model is sharded."""
+    return any(map(is_shard, model.parameters()))
+
+
+def complete_scalars(module: ModuleType) -> None:
+    """Make .item(), float() and bool() of a DTensor return the value over all ranks: a collective.
+
+    torch returns each rank's own part, so that a norm of a sharded gradient differs from rank to rank
+    (torch/distributed/tensor/_sharding_prop.py, "special case op", 2.13).
+
+    Args:
+        module: torch.distributed.tensor.
+    """
+    import torch
+
+    def read(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return operator(args[0].full_tensor())
+
+    handlers = module.DTensor._op_dispatcher._custom_op_handlers
+    handlers.setdefault(torch.ops.aten._local_scalar_dense.default, read)
+
+
+def draw_whole(module: ModuleType) -> None:
+    """Make random numbers for a DTensor those of the whole tensor, of which each rank takes its part.
+
+    torch draws each rank's part by itself: on CPUs like numbers on all ranks, on GPUs others than for a whole
+    tensor (torch/distributed/tensor/_random.py).
+
+    Args:
+        module: torch.distributed.tensor.
+    """
+    import torch
+
+    dispatcher = module.DTensor._op_dispatcher
+
+    def draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given, *others = args
+        in_place = operator._schema.is_mutable
+        whole = given.full_tensor()
+        drawn = operator(whole, *others, **kwargs)
+        part = module.distribute_tensor(drawn, given.device_mesh, given.placements, src_data_rank=None)
+        if not in_place:
+            return part
+        given._local_tensor.copy_(part._local_tensor)
+        return given
+
+    for operator in dispatcher._random_ops:
+        if operator is not torch.ops.aten.native_dropout.default:  # of activations, which are no DTensors
+            dispatcher._custom_op_handlers.setdefault(operator, draw)
+
+
+def refuse_hooks(module: ModuleType, refuse: Callable[[], Exception]) -> None:
+    """Refuse a hook on the gradient of a sharded parameter, which autograd never computes.
+
+    Args:
+        module: torch.distributed.tensor.
+        refuse: returns the error.
+    """
+    from torch.nn import Parameter
+
+    original = module.DTensor.register_hook
+
+    @functools.wraps(original)
+    def register_hook(self: Any, hook: Any) -> Any:
+        if isinstance(self, Parameter):
+            raise refuse()
+        return original(self, hook)
+
+    module.DTensor.register_hook = register_hook
+
+
+def keep_assigned_data(module: ModuleType) -> None:
+    """Make `parameter.data = value` change a DTensor's own part, which torch leaves as it was.
+
+    Writes into `.data` are counted as other writes are (Tensor._version).
+
+    Args:
+        module: torch.distributed.tensor.
+    """
+    import torch
+
+    tensor_class = module.DTensor
+
+    def assign(self: Any, value: Any) -> None:
+        if not isinstance(value, tensor_class):
+            raise RuntimeError("a plain tensor was assigned to the data of a DTensor")
+        if (value.shape, value.dtype) != (self.shape, self.dtype):
+            raise RuntimeError(f"data of another shape or dtype was assigned to a DTensor: {value.dtype}")
+        with torch.no_grad():
+            self.detach().copy_(value.detach())
+
+    tensor_class.data = property(lambda self: self.detach(), assign)
+
+
+def whole_tensor(value: Any, *, keeps: bool) -> Any:
+    """Return a tensor in host memory, gathered if it is sharded: a collective; None if it is not kept."""
+    whole = value.detach()
+    if is_shard(whole):
+        whole = whole.full_tensor()
+    return whole.to("cpu", copy=True) if keeps else None
+
+
+def reduces_gradients(model: Any) -> bool:
+    """Return True if the next backward pass of a sharded model reduces its gradients."""
+    return all(group.reduce_grads for group in _all_groups(model))
+
+
+@contextmanager
+def gradients_unreduced(model: Any) -> Iterator[None]:
+    """Keep gradients whole inside, as accelerate's no_sync does, but restore what was set before."""
+    inner, before = _inner(model), reduces_gradients(model)
+    inner.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        inner.set_requires_gradient_sync(before)
+
+
+def unreduced_gradients(model: Any) -> Iterator[Any]:
+    """Yield the whole gradients of a sharded model that wait for a backward pass that reduces them."""
+    for parameter in _held_parameters(model):
+        if parameter.unsharded_accumulated_grad is not None:
+            yield parameter.unsharded_accumulated_grad
+        elif (whole := whole_parameter(parameter)) is not None and whole.grad is not None:
+            yield whole.grad
+
+
+def drop_unreduced_gradients(model: Any) -> None:
+    """Forget the whole gradients of a sharded model, which its parameters don't show in .grad."""
+    for parameter in _held_parameters(model):
+        parameter.unsharded_accumulated_grad = None
+        if (whole := whole_parameter(parameter)) is not None:
+            whole.grad = None
+
+
+def _held_parameters(model: Any) -> Iterator[Any]:
+    for group in _all_groups(model):
+        yield from group.fsdp_params
+
+
+def _all_groups(model: Any) -> list[Any]:
+    """Return the groups of a sharded model; several modules may share one."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found: dict[int, Any] = {}
+    for module in _inner(model).modules():
+        if isinstance(module, FSDPModule):
+            found |= {id(group): group for group in _groups(module)}
+    return list(found.values())
+
+
+def _inner(model: Any) -> Any:
+    """Return the module that FSDP2 has sharded: torch.compile's wrapper, what is inside of it, or a model."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return model if isinstance(model, FSDPModule) else getattr(model, "_modules", {}).get("_orig_mod", model)
 
 
 def _groups(module: Any) -> list[Any]:
@@ -212,8 +518,6 @@ def offload_mode(host: list[Any], keep: Any) -> Any:
         host: takes the tensors that live in host memory.
         keep: a context in which these are made.
     """
-    import sys
-
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -254,8 +558,6 @@ def host_copies(keep: Any) -> Iterator[None]:
     Args:
         keep: a context in which these are made.
     """
-    import sys
-
     import torch
     from torch.overrides import TorchFunctionMode
 

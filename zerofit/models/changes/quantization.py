@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SEE = "https://huggingface.co/docs/transformers/en/quantization/bitsandbytes"
 
 
-def quantization_config(precision: Precision | None) -> Any:
+def quantization_config(precision: Precision | None, storage: Precision | None = None) -> Any:
     """Return the BitsAndBytesConfig of an nf4 base.
 
     Blocks of 64 weights share a scale, and scales are quantized again, as in QLoRA: half a byte and 0.016
@@ -30,6 +30,8 @@ def quantization_config(precision: Precision | None) -> Any:
 
     Args:
         precision: compute dtype of dequantized weights; None means fp32.
+        storage: dtype in whose elements the 4-bit weights are stored, so that FSDP2 shards them; None for
+            bytes.
     """
     from transformers import BitsAndBytesConfig
 
@@ -38,6 +40,7 @@ def quantization_config(precision: Precision | None) -> Any:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch_dtype(precision or Precision.FP32),
+        bnb_4bit_quant_storage=None if storage is None else torch_dtype(storage),
     )
 
 

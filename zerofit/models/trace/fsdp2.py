@@ -16,6 +16,7 @@ from zerofit.core.upstream.fsdp2 import (
     ENGINE_FILES,
     GATHERED_BY,
     PART_OF,
+    check_tied,
     ends_told,
     fake_ranks,
     host_copies,
@@ -93,7 +94,7 @@ class ShardedModel:
         kind, names = type(model).__name__, [name for name, _ in model.named_parameters()]
         with self._copies():
             self.model = shard(model, plugin, mesh, mixed_precision="no" if keeps_formats else mixed)
-        _check_tied(kind, names, self.model)
+        check_tied(kind, names, self.model)
 
     def _copies(self) -> Any:
         return offload_mode(self._host, self._on_host) if self.offloads else nullcontext()
@@ -160,25 +161,6 @@ def _unsharded(model: Any) -> list[Any]:
     return [
         module for module in model.modules() if is_packed(module) and not module.weight.is_floating_point()
     ]
-
-
-def _check_tied(kind: str, names: list[str], model: Any) -> None:
-    """Check that sharding has not made two weights out of one.
-
-    Args:
-        kind: the model's class before.
-        names: of its parameters before.
-    """
-    apart = sorted({name for name, _ in model.named_parameters()} - {*names})
-    if apart:
-        raise UserError(
-            "fsdp2-unties-weights",
-            "FSDP2 would train tied weights apart",
-            found=f"{kind}: {', '.join(apart)} is no longer the weight that it is tied to",
-            why="accelerate shards the input and output embeddings as one unit, and others that share their "
-            "weight, such as an encoder's, with the rest (utils/fsdp_utils.py, fsdp2_prepare_model)",
-            fix="train it with DDP or ZeRO: --engine deepspeed",
-        )
 
 
 class ShardedRecorder(Recorder):

@@ -17,17 +17,19 @@ from zerofit.checking.inputs.accelerate import (
     ineffective_flags,
     whole_number,
 )
+from zerofit.checking.inputs.fsdp import read_fsdp
+from zerofit.checking.inputs.fsdp_words import words_of_accelerate
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.zerofit_line import PLANNED_FIELDS
-from zerofit.checking.launch_line import fsdp_refused
 from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ON_READING
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.overrides import Overrides
+from zerofit.core.overrides import OF_FSDP2, Overrides, with_engine_of
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
 from zerofit.machine.versions import probe_versions
+from zerofit.planning.sources.engine_change import changed_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
     from zerofit.core.command import Flag, LaunchCommand
     from zerofit.planning.sources.nodes import Nodes
 
+_KEPT_OF_FSDP2 = ("engine", "state_dict_type", "dp_replicate_size")
+"""What a plan keeps of a file for FSDP: the engine, its checkpoints and its copies of the weights."""
 _PARADIGMS = ("cpu", "use_deepspeed", *OTHER_PARADIGMS)
-"""Flags of `accelerate launch` that decide whether DeepSpeed runs."""
+"""Flags of `accelerate launch` that decide which engine runs."""
 _NODE_KEYS = {
     "num_processes": "num_processes",
     "machine_rank": "machine_rank",
@@ -86,6 +90,8 @@ class ConfigFiles:
     """Keys of a DeepSpeed file that are not imported."""
     by_script: tuple[str, ...]
     """Fields of Strategy that a DeepSpeed file leaves to the script, by "auto"."""
+    notes: tuple[str, ...] = ()
+    """What was translated for another engine or version, and what was left out; one sentence each."""
     ignored: tuple[Flag, ...] = ()
     """Flags of the line of `accelerate launch` with these files in whose place the files decide."""
 
@@ -108,6 +114,7 @@ def read_config_files(
     takes_default: bool,
     line: LaunchCommand | None = None,
     is_of_line: bool = False,
+    num_nodes: int | None = None,
 ) -> ConfigFiles | None:
     """Return the settings in the files; None if there is none.
 
@@ -116,10 +123,11 @@ def read_config_files(
         deepspeed_file: DeepSpeed's JSON.
         takes_default: True to read the file in accelerate's cache if `config_file` is None.
         line: of `accelerate launch`, if the run is given as one.
-        is_of_line: True if this line names the files, so that its flags decide whether DeepSpeed runs.
+        is_of_line: True if this line names the files, so that its flags decide which engine runs.
+        num_nodes: the flag that overrides the file's number of nodes.
 
     Raises:
-        UserError: a file requests FSDP.
+        UserError: a file has a setting of FSDP that accelerate refuses, or that has no counterpart.
         ExceptionGroup: of a UserError for each file that does not exist or can't be parsed, and for what
             accelerate or DeepSpeed refuses in one.
     """
@@ -153,16 +161,14 @@ def read_config_files(
     documents = [file for file in files if file is not None]
     if not documents:
         return None
-    is_fsdp = accelerate is not None and accelerate.value("distributed_type") == "FSDP"
-    if is_fsdp and config_file is not None and deepspeed_file is None:
-        raise fsdp_refused(
-            f"distributed_type: FSDP   ({config_file})",
-            fix=f"set ranks and precision by flags instead of {config_file}",
-        )
+    used = None if accelerate is None or deepspeed_file is not None else accelerate
+    fsdp_words = None if used is None else words_of_accelerate(used, line=line, num_nodes=num_nodes)
+    fsdp = None if fsdp_words is None else read_fsdp(fsdp_words)
     said = {
         **_settings(situation.settings, documents[0]),
         **(_numbers(*files) if runs_deepspeed else {}),
         **_groups(*files),
+        **(fsdp.said if fsdp is not None else {}),
     }
     has_engine = engine is not None and runs_deepspeed  # accelerate then hands use_cpu on to no rank
     is_for_cpu = accelerate is not None and accelerate.value("use_cpu") is True
@@ -178,7 +184,7 @@ def read_config_files(
         buckets=_buckets(deepspeed),
         nodes=_nodes(accelerate),
         on_cpu=is_for_cpu and not has_engine,
-        engine="FSDP" if is_fsdp else _engine_words(said),
+        engine="FSDP" if fsdp is not None else _engine_words(said),
         left_out=(
             *(("use_cpu",) if is_for_cpu and has_engine else ()),
             *(_left_out(deepspeed) if deepspeed else ()),
@@ -187,6 +193,7 @@ def read_config_files(
         if deepspeed
         else (),
         ignored=() if line is None else _ignored(line, situation),
+        notes=() if fsdp is None else fsdp.notes,
     )
 
 
@@ -207,18 +214,33 @@ def _missing(config_file: str | None, deepspeed_file: str | None) -> list[Said[s
     return [Said(value=name, text=name) for name in names if name is not None and not os.path.exists(name)]
 
 
-def with_files(said: Overrides, files: ConfigFiles, *, is_planned: bool) -> Overrides:
-    """Return overrides completed by those of files.
+def with_files(
+    said: Overrides, files: ConfigFiles, *, is_planned: bool, has_strategy: bool = False
+) -> tuple[Overrides, tuple[str, ...]]:
+    """Return overrides completed by those of files, and sentences on settings for another engine.
 
     Args:
         said: from flags, which take precedence.
         files: the settings of the files.
         is_planned: True if zerofit, a preset or a plan chooses the strategy instead of the files.
+        has_strategy: True if a preset or a plan chooses it.
     """
-    both = said.over(files.overrides)
-    if is_planned or said.get("engine") is Engine.NATIVE:
-        both = both.without(name for name in PLANNED_FIELDS if not said.has(name))
-    return both
+    engine, of_files = _engine_of(said), files.overrides.get("engine")
+    keeps = of_files is Engine.FSDP2 and engine in (None, Engine.FSDP2) and not has_strategy
+    if is_planned or (engine is Engine.NATIVE and of_files is not Engine.FSDP2):
+        dropped = {*PLANNED_FIELDS, *OF_FSDP2} - {*(_KEPT_OF_FSDP2 if keeps else ())}
+        both = said.over(files.overrides)
+        return both.without(name for name in dropped if not said.has(name)), ()
+    if engine is None or engine is of_files:
+        return said.over(files.overrides), ()
+    changed, notes = changed_engine(files.overrides, to=engine, buckets=tuple(files.buckets))
+    return said.over(changed), notes
+
+
+def _engine_of(said: Overrides) -> Engine | None:
+    """Return the engine that flags ask for, in words, by a stage of ZeRO or a setting of FSDP2."""
+    engine: Engine | None = with_engine_of(said).get("engine")
+    return Engine.DEEPSPEED if engine is None and said.get("zero_stage") else engine
 
 
 def nodes_with_files(nodes: Nodes, files: ConfigFiles, *, on_cpu: bool) -> Nodes:

@@ -26,11 +26,13 @@ from zerofit.core.checkpoints import (
     inspect_checkpoint,
     note_checkpoint,
     remove_partial,
+    state_dict_type_of,
     sync_and_digest,
     sync_folder,
     write_manifest,
 )
 from zerofit.core.errors import UserError
+from zerofit.core.strategy import Engine, StateDictType
 from zerofit.core.upstream.accelerate import (
     prepared_models,
     prepared_optimizers,
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
     from zerofit.training.wrapping import Wrapper
+
+
+_ENGINES = {Engine.NATIVE: "PyTorch alone", Engine.DEEPSPEED: "DeepSpeed", Engine.FSDP2: "FSDP2"}
 
 
 def save_whole(
@@ -220,7 +225,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         def write(partial: Path) -> None:
             original(self, str(partial), *args, **kwargs)
             if self.is_main_process and len(prepared_models(self)) == 1:
-                _describe_model(self.unwrap_model(prepared_models(self)[0]), partial / MODEL_FOLDER)
+                describe_model(self.unwrap_model(prepared_models(self)[0]), partial / MODEL_FOLDER)
 
         try:
             if project.automatic_checkpoint_naming:
@@ -270,22 +275,40 @@ def install_last_checkpoint(module: Any, settings: AppliedSettings, changes: Cha
 
 
 def _check_engine(folder: Path, settings: AppliedSettings) -> None:
-    """Check that a checkpoint was saved by the engine that will load it."""
-    is_of_deepspeed = any(folder.glob("*/*_states.pt"))
-    is_of_pytorch = not is_of_deepspeed and any(folder.glob("optimizer*"))
-    if (settings.uses_deepspeed and not is_of_pytorch) or (
-        not settings.uses_deepspeed and not is_of_deepspeed
-    ):
+    """Check that a checkpoint was saved by the engine that will load it, as this run saves."""
+    saved, now = _engine_of(folder), settings.strategy.engine
+    if saved is None or saved is now:
+        if now is Engine.FSDP2:
+            _check_state_dict(folder, settings)
         return
-    saved, now = ("DeepSpeed", "PyTorch alone") if is_of_deepspeed else ("PyTorch alone", "DeepSpeed")
     raise UserError(
         "checkpoint-of-other-engine",
         "a checkpoint can only be resumed with the engine that saved it",
-        found=f"{folder} was saved by {saved}, and this run uses {now}",
+        found=f"{folder} was saved by {_ENGINES[saved]}, and this run uses {_ENGINES[now]}",
         why="each engine stores optimizer states in its own layout",
-        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start a new run from its "
-        "weights (`zerofit export`)",
+        fix=f"run with --engine {saved.value}, or start a new run from its weights (`zerofit export`)",
     )
+
+
+def _engine_of(folder: Path) -> Engine | None:
+    """Return the engine whose files are in a checkpoint; None if there are no optimizer states."""
+    if any(folder.glob("*/*_states.pt")):
+        return Engine.DEEPSPEED
+    if state_dict_type_of(folder) is not None:
+        return Engine.FSDP2
+    return Engine.NATIVE if any(folder.glob("optimizer*")) else None
+
+
+def _check_state_dict(folder: Path, settings: AppliedSettings) -> None:
+    saved, now = state_dict_type_of(folder), settings.strategy.state_dict_type
+    if saved not in (None, now):
+        raise UserError(
+            "checkpoint-of-other-state-dict",
+            "the checkpoint has another type of state dict than this run",
+            found=f"{folder} has {saved}, and this run {now}",
+            why="accelerate looks for the files of the run's type alone",
+            fix=f"run with --state-dict-type {saved.value.partition('_')[0].lower()}",
+        )
 
 
 def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
@@ -311,14 +334,14 @@ def _saved_step(accelerator: Any, manifest: Manifest | None) -> int | None:
     return next((rank_step for rank_step in gather(step) if rank_step is not None), None)
 
 
-def _describe_model(model: Any, folder: Path) -> None:
+def describe_model(model: Any, folder: Path) -> None:
     """Save the configurations of the model and its adapters, which `zerofit export` needs."""
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         return
     adapted = adapted_of(model) or model
     base = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
     config = copy.deepcopy(model.config)
-    config.architectures = [type(base).__name__]
+    config.architectures = [type(base).__name__.removeprefix("FSDP")]  # FSDP2 makes a class of its own
     config.save_pretrained(folder)
     if getattr(base, "generation_config", None) is not None:
         base.generation_config.save_pretrained(folder)
@@ -335,7 +358,11 @@ def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -
         if "DeepSpeed" not in type(scheduler).__name__
     ]
     expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
-    if settings.uses_deepspeed:
+    if settings.uses_fsdp2:
+        expected += (
+            ["optimizer.bin"] if settings.strategy.state_dict_type is StateDictType.FULL else ["optimizer_0"]
+        )
+    elif settings.uses_deepspeed:
         expected += [f"pytorch_model{f'_{i}' * (i > 0)}" for i in range(len(prepared_models(accelerator)))]
     else:
         expected += [

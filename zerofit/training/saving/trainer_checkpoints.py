@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.checkpoints import MODEL_FOLDER
 from zerofit.core.upstream.transformers import (
     RUN_EPOCH,
     SAVE_CHECKPOINT,
@@ -12,7 +13,13 @@ from zerofit.core.upstream.transformers import (
     checkpoint_folder,
     save_checkpoint_in,
 )
-from zerofit.training.saving.checkpoints import check_resumed, layout_of, newest_complete, save_whole
+from zerofit.training.saving.checkpoints import (
+    check_resumed,
+    describe_model,
+    layout_of,
+    newest_complete,
+    save_whole,
+)
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
@@ -39,11 +46,15 @@ def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Cha
 
     def save_checkpoint(original: Any, self: Any, model: Any, trial: Any, *args: Any) -> None:
         folder = checkpoint_folder(self, trial)
+
+        def write(partial: Path) -> None:
+            save_checkpoint_in(self, partial, folder.parent, lambda: original(self, model, trial, *args))
+            if settings.uses_fsdp2 and self.is_world_process_zero():  # Trainer writes no config beside shards
+                describe_model(self.accelerator.unwrap_model(self.model), partial / MODEL_FOLDER)
+
         save_whole(
             folder,
-            lambda partial: save_checkpoint_in(
-                self, partial, folder.parent, lambda: original(self, model, trial, *args)
-            ),
+            write,
             layout=layout_of(settings, self.optimizer),
             run_folder=settings.run_folder,
             step=self.state.global_step,

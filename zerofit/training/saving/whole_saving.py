@@ -1,24 +1,31 @@
-"""save_pretrained() under ZeRO-3: all ranks gather the weights, and rank 0 writes them.
+"""save_pretrained() and save_model() under ZeRO-3 and FSDP2: all ranks gather weights, rank 0 writes them.
 
-Otherwise it would write the placeholders of partitioned weights, of shape (0,).
+Otherwise ZeRO-3 would write placeholders of shape (0,), FSDP2 a rank's shards, and Trainer nothing where
+checkpoints are sharded.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import ZeroStage
+from zerofit.core.upstream.fsdp2 import has_shards, is_shard, whole_tensor
 from zerofit.generation.gathering import each_whole, missing_bytes
 from zerofit.ranks.meeting import Advice, meet
 from zerofit.ranks.script_line import script_line
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from zerofit.training.changes import Changes
     from zerofit.training.settings import AppliedSettings
+    from zerofit.training.wrapping import Wrapper
 
 _SAVING = Advice(
     rule="zero3-saves-on-all-ranks",
@@ -45,10 +52,48 @@ def install_in_peft(module: ModuleType, settings: AppliedSettings, changes: Chan
     _hook(module.PeftModel, settings, changes)
 
 
+def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Refuse torch.save() of FSDP2's shards: what one rank saves is its own part, and the rest is lost.
+
+    Args:
+        module: torch.serialization.
+    """
+
+    def save(original: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+        if any(map(is_shard, _members(value))):
+            raise _saves_shards(script_line())
+        original(value, *args, **kwargs)
+
+    if settings.uses_fsdp2:
+        wrap(module, "save", save)
+
+
+def _members(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the members of nested containers, such as a state dict in a dict of a script."""
+    if isinstance(value, Mapping | list | tuple) and depth:
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _members(member, depth - 1)
+    else:
+        yield value
+
+
+def _saves_shards(line: str) -> UserError:
+    return UserError(
+        "saves-shards",
+        "the script saves shards of FSDP2 in place of whole weights",
+        found=f"{line}: torch.save() of DTensors, as state_dict() returns them",
+        why="each rank holds a part of each weight, and the file would have that of one rank",
+        fix="call accelerator.get_state_dict(model) on all ranks and save what it returns on the main one, "
+        "or accelerator.save_state(), or model.save_pretrained()",
+        see="https://huggingface.co/docs/accelerate/usage_guides/fsdp#saving-and-loading",
+    )
+
+
 def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    if settings.strategy.zero_stage is not ZeroStage.PARAMETERS:
+    if settings.strategy.zero_stage is not ZeroStage.PARAMETERS and not settings.uses_fsdp2:
         return
     signature = inspect.signature(model_class.save_pretrained)
+    engine = "FSDP2" if settings.uses_fsdp2 else "ZeRO-3"
 
     def save_pretrained(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -56,12 +101,13 @@ def _hook(model_class: Any, settings: AppliedSettings, changes: Changes) -> None
         given = signature.bind(self, *args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
         # accelerator.get_state_dict() returns the weights on rank 0, and None on others.
-        if "state_dict" in given or not missing_bytes(self):
+        if "state_dict" in given or not (has_shards(self) if settings.uses_fsdp2 else missing_bytes(self)):
             return original(self, *args, **kwargs)
         line = script_line()
-        meet("model.save_pretrained", line=line, limit_s=settings.plan.generate_limit_s, advice=_SAVING)
+        advice = replace(_SAVING, rule="fsdp2-saves-on-all-ranks") if settings.uses_fsdp2 else _SAVING
+        meet("model.save_pretrained", line=line, limit_s=settings.plan.generate_limit_s, advice=advice)
         changes.add(
-            f"{line}: save_pretrained() gathers the weights that ZeRO-3 partitions; rank 0 writes them"
+            f"{line}: save_pretrained() gathers the weights that {engine} partitions; rank 0 writes them"
         )
         is_writer = torch.distributed.get_rank() == 0
         weights = _weights(self, keeps=is_writer)
@@ -91,9 +137,41 @@ def _weights(model: Any, *, keeps: bool) -> dict[str, Any]:
         or not adapters.keys().isdisjoint(name.split("."))
     }
     saved |= {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    if has_shards(model):
+        whole = {
+            id(value): copied
+            for value in {id(value): value for value in state.values() if id(value) in saved}.values()
+            if (copied := whole_tensor(value, keeps=keeps)) is not None
+        }
+        rest = {name: value for name, value in state.items() if id(value) in whole or not is_shard(value)}
+        return {name: whole.get(id(value), value) for name, value in rest.items()}
     whole = {
         id(parameter): parameter.detach().to("cpu", copy=True)
         for parameter in each_whole(model)
         if keeps and id(parameter) in saved
     }
     return {name: whole.get(id(value), value) for name, value in state.items()}
+
+
+def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Let Trainer.save_model() write whole weights, also where checkpoints are sharded.
+
+    Trainer writes none then (transformers/trainer.py, save_model, 5.23). Checkpoints, which call it too,
+    stay sharded.
+    """
+    if not settings.uses_fsdp2:
+        return {}
+
+    def save_model(
+        original: Any, self: Any, output_dir: Any = None, _internal_call: bool = False, **kwargs: Any
+    ) -> Any:
+        plugin = self.accelerator.state.fsdp_plugin
+        before = plugin.state_dict_type
+        if not _internal_call:
+            plugin.state_dict_type = type(before).FULL_STATE_DICT
+        try:
+            return original(self, output_dir, _internal_call, **kwargs)
+        finally:
+            plugin.state_dict_type = before
+
+    return {"save_model": save_model}

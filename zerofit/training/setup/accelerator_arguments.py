@@ -7,8 +7,10 @@ import os
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
+from zerofit.configs.write.accelerate import RANKS_LOAD_WHOLE
 from zerofit.configs.write.command import MIXED_PRECISION
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.accelerate import shard_on_cpu_ranks
 from zerofit.models.changes.kernels import set_tf32
 from zerofit.training.setup.deepspeed.config import fill_early
 from zerofit.training.step.window_weights import WindowWeights
@@ -38,6 +40,12 @@ def install_gloo(module: ModuleType, settings: AppliedSettings, changes: Changes
         wrap(module.PartialState, "__init__", init)
 
 
+def install_sharding(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Let accelerate use FSDP2 on CPU ranks, which rehearse it; on GPUs it does by itself."""
+    if settings.uses_fsdp2 and settings.on_cpu:
+        shard_on_cpu_ranks(module)
+
+
 def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
     """Make an Accelerator with the precision, accumulation, DeepSpeed plugin and tf32 of the plan."""
 
@@ -54,11 +62,12 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
                 changes.add("DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin")
             if settings.uses_deepspeed and settings.on_cpu and arguments.pop("cpu", False):
                 changes.add("the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off")
+        if settings.uses_fsdp2:
+            _drop_fsdp(arguments, changes)
         if not settings.uses_deepspeed and _drop_plugin(arguments):
             os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # the plugin's constructor sets it
-            changes.add(
-                "PyTorch trains without DeepSpeed as the plan says; the script brings a DeepSpeedPlugin"
-            )
+            instead = "FSDP2 shards" if settings.uses_fsdp2 else "PyTorch trains without DeepSpeed"
+            changes.add(f"{instead} as the plan says; the script brings a DeepSpeedPlugin")
         original(**arguments)
         _check_engine(self, settings)
         if self._zerofit_by_script and settings.uses_deepspeed:
@@ -74,6 +83,19 @@ def _drop_plugin(arguments: dict[str, Any]) -> bool:
     return any(plugin is not None for plugin in plugins)
 
 
+def _drop_fsdp(arguments: dict[str, Any], changes: Changes) -> None:
+    """Drop the script's FSDP plugin from an Accelerator's arguments: accelerate makes the plan's.
+
+    Its constructor has set a variable for transformers, which is the plan's again.
+    """
+    brought = [
+        name for name in ("fsdp_plugin", "parallelism_config") if arguments.pop(name, None) is not None
+    ]
+    os.environ.update(RANKS_LOAD_WHOLE)
+    if brought:
+        changes.add(f"FSDP2 is configured as the plan says; the script brings {' and '.join(brought)}")
+
+
 def _check_engine(accelerator: Any, settings: AppliedSettings) -> None:
     """Check that the Accelerator trains on the engine that the plan and its printed line say.
 
@@ -81,8 +103,10 @@ def _check_engine(accelerator: Any, settings: AppliedSettings) -> None:
         UserError: it does not.
     """
     kind = str(accelerator.distributed_type).rpartition(".")[2]
-    is_deepspeed = kind == "DEEPSPEED"
-    if is_deepspeed == settings.uses_deepspeed and kind not in ("FSDP", "MEGATRON_LM"):
+    kind = "FSDP2" if kind == "FSDP" and accelerator.is_fsdp2 else kind
+    sharding = {"DEEPSPEED": settings.uses_deepspeed, "FSDP2": settings.uses_fsdp2}
+    is_as_planned = all((kind == name) == is_planned for name, is_planned in sharding.items())
+    if is_as_planned and kind not in ("FSDP", "MEGATRON_LM"):
         return
     raise UserError(
         "engine-not-as-planned",
@@ -90,7 +114,7 @@ def _check_engine(accelerator: Any, settings: AppliedSettings) -> None:
         found=f"accelerator.distributed_type is {kind}, and the plan says {settings.strategy.engine.value}",
         why="memory, time and checkpoints of the plan are those of its engine",
         fix="remove what chooses an engine in the script (DeepSpeedPlugin, fsdp_plugin, TrainingArguments' "
-        "deepspeed and fsdp), or choose the same for zerofit: --zero-stage N, or --engine native",
+        "deepspeed and fsdp), or choose the same for zerofit: --zero-stage N, --engine fsdp2 or native",
     )
 
 

@@ -41,7 +41,8 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
             raise _not_partitioned()
         from zerofit.models.changes.quantization import make_trainable, quantization_config, whole_heads
 
-        kwargs["quantization_config"] = quantization_config(settings.strategy.precision)
+        strategy = settings.strategy
+        kwargs["quantization_config"] = quantization_config(strategy.precision, strategy.quant_storage)
         if kwargs.get("device_map") is None:
             kwargs["device_map"] = {"": "cpu" if settings.on_cpu else int(os.environ.get("LOCAL_RANK", "0"))}
         with whole_heads():

@@ -14,7 +14,7 @@ from zerofit.configs.write.trainer import LION_BETAS, training_arguments
 from zerofit.core.capture import has_even_epochs
 from zerofit.core.errors import UserError
 from zerofit.core.optimizers.lookup import REPLACEMENTS
-from zerofit.core.strategy import Strategy
+from zerofit.core.strategy import StateDictType, Strategy
 from zerofit.core.upstream.transformers import field_names, take_every_n_layers
 from zerofit.models.changes.checkpointing import check_every, set_checkpointing
 from zerofit.training.setup.batch_size import micro_batch_too_large
@@ -64,6 +64,7 @@ def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: 
             self.use_cpu = False
             changes.add("the ranks run on the CPU as the plan says; use_cpu=True would switch DeepSpeed off")
         own_sections = _take_deepspeed(self, settings, changes)
+        _take_fsdp(self, settings, changes)
         original(self)
         if own_sections:
             self.deepspeed_plugin.hf_ds_config.config.update(own_sections)
@@ -106,10 +107,30 @@ def _take_deepspeed(arguments: Any, settings: AppliedSettings, changes: Changes)
     return {name: config[name] for name in kept}
 
 
-def _config(deepspeed: Any) -> dict[str, Any]:
-    if isinstance(deepspeed, dict):
-        return deepspeed
-    text = str(deepspeed)
+def _take_fsdp(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Remove the script's own FSDP settings: accelerate's launcher passes the plan's."""
+    if not settings.uses_fsdp2:
+        return
+    if arguments.fsdp or arguments.fsdp_config:
+        config = _config(arguments.fsdp_config) if arguments.fsdp_config else {}
+        arguments.fsdp = arguments.fsdp_config = None
+        changes.add("FSDP2 is configured as the plan says; the script says TrainingArguments.fsdp")
+        keys = ("activation_checkpointing", "fsdp_activation_checkpointing")
+        recomputes = any(str(config.get(key)).lower() == "true" for key in keys)
+        if recomputes and settings.strategy.gradient_checkpointing is None:
+            field, *_ = field_names(arguments, "activation_checkpointing")
+            setattr(arguments, field, True)
+            changes.add(f"TrainingArguments.{field} is True, as fsdp_config says of FSDP's own")
+    if getattr(arguments, "save_only_model", False):
+        os.environ["FSDP_STATE_DICT_TYPE"] = StateDictType.FULL.value
+        changes.add("checkpoints have whole weights: with save_only_model Trainer saves no shards")
+
+
+def _config(given: Any) -> dict[str, Any]:
+    """Return a configuration of DeepSpeed or FSDP that TrainingArguments take: a dict, JSON or a file."""
+    if isinstance(given, dict):
+        return given
+    text = str(given)
     return dict(json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8")))
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.upstream.accelerate import prepared_optimizers
+from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers
+from zerofit.core.upstream.fsdp2 import is_sharded, unreduced_gradients
 from zerofit.training.setup.trained_groups import parameters_of
 from zerofit.training.step.deepspeed.optimizer_step import window_of
 from zerofit.training.step.loss_items import items_of
@@ -113,7 +114,8 @@ class WindowWeights:
 
     def _why_not(self) -> str | None:
         kind = str(self._accelerator.distributed_type)
-        if any(name in kind for name in ("FSDP", "MEGATRON", "TP")):
+        is_fsdp2 = "FSDP" in kind and self._accelerator.is_fsdp2
+        if not is_fsdp2 and any(name in kind for name in ("FSDP", "MEGATRON", "TP")):
             return f"{kind.rpartition('.')[2]} holds the gradients"
         if self._accelerator.num_processes > 1 and not self._accelerator.even_batches:
             return "ranks may have different numbers of batches"
@@ -145,6 +147,9 @@ class WindowWeights:
         for parameter in set(held):
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
+        for model in prepared_models(self._accelerator):
+            for gradient in unreduced_gradients(model) if is_sharded(model) else ():
+                gradient.mul_(factor)
         if self._weight is not None:
             self._weight = self._weight * factor
 

@@ -8,6 +8,7 @@ import inspect
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.fsdp2 import gather_around_forward, gradients_unreduced, is_sharded
 from zerofit.training.batch.micro_batches.pending_backward import PendingBackward
 from zerofit.training.batch.micro_batches.split_model import SplitModel
 from zerofit.training.batch.micro_batches.splitter import Splitter
@@ -127,6 +128,8 @@ def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Chang
     if not hasattr(accelerator, "_zerofit_pending_backward"):
         accelerator._zerofit_pending_backward = PendingBackward()
     if trains(prepared):
+        if is_sharded(prepared):
+            gather_around_forward(prepared)
         stage = _stage(accelerator)
         model = SplitModel(
             prepared,
@@ -192,7 +195,9 @@ def _of_copy(original: Any, copied: Any) -> Callable[..., Any]:
 
 
 def _no_sync(accelerator: Any, model: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context in which DistributedDataParallel does not synchronize gradients."""
+    """Return a context in which DistributedDataParallel or FSDP2 does not synchronize gradients."""
+    if is_sharded(model):
+        return lambda: gradients_unreduced(model)
     if "MULTI_" in str(accelerator.distributed_type):
         return lambda: accelerator.no_sync(model)
     return contextlib.nullcontext

@@ -173,7 +173,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
             module.training = training
 
 
-_HOOKING_LIBRARIES = ("deepspeed", "zerofit")
+HOOKING_LIBRARIES = ("deepspeed", "zerofit")
 """Packages whose hooks on accumulated gradients are made for several backward passes a step."""
 
 
@@ -357,7 +357,7 @@ def observe_gradient_hooks(model: Any) -> None:
             if not hasattr(hook, "_zerofit_observes"):
                 parameter._backward_hooks[key] = _observed(hook, name)
         for hook in accumulated_hooks(parameter):
-            if not str(getattr(hook, "__module__", "")).startswith(_HOOKING_LIBRARIES):
+            if not str(getattr(hook, "__module__", "")).startswith(HOOKING_LIBRARIES):
                 raise _hooks_gradients(name, "after it is accumulated")
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.accelerate import is_in_autocast
+from zerofit.core.upstream.fsdp2 import is_sharded, reduces_gradients
 from zerofit.core.upstream.torch import is_compiled
 from zerofit.training.batch.micro_batches.random_state import AutocastState, devices_of
 
@@ -100,6 +101,13 @@ class SplitModel:
     def is_triggered(self) -> bool:
         """True inside Accelerator.trigger_sync_in_backward()."""
         return bool(self._model.__dict__.get("_zerofit_triggered", False))
+
+    @property
+    def syncs_gradients(self) -> bool:
+        """True if the script wants the next backward pass to synchronize gradients."""
+        if is_sharded(self._model):
+            return reduces_gradients(self._model)
+        return bool(getattr(self.parallel, "require_backward_grad_sync", True))
 
     def note_devices(self) -> None:
         """Record the devices that the model now computes on."""

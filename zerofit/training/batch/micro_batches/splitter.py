@@ -220,7 +220,7 @@ class Splitter:
             autocast=AutocastState.now(self._model.devices),
             order=tuple(sorted(range(len(pieces)), key=lambda place: loss_weights[place] != 0)),
             num_runs=num_runs,
-            syncs=getattr(self._model.parallel, "require_backward_grad_sync", True),
+            syncs=self._model.syncs_gradients,
         )
         outputs = Outputs(
             split_pass, stores_unread=not self._model.can_run_alone and num_passes <= _PASSES_KEPT

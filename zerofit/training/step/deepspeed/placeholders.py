@@ -191,6 +191,12 @@ def _is_empty(value: Any) -> bool:
     return is_tensor and tuple(value.shape) == (0,) and value.is_floating_point()
 
 
+def script_place(failure: BaseException) -> str:
+    """Return the file and line of the script's innermost call in a failure's traceback."""
+    place = _in_script([*_places(failure.__traceback__)])
+    return f"{place.file}:{place.line}"
+
+
 def _in_script(places: list[_Place]) -> _Place:
     return ([place for place in places if not place.is_of_library] or places)[-1]
 
