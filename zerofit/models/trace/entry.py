@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import Trace, TracedParameter
+from zerofit.core.allocation_log import Save, Trace, TracedParameter
 from zerofit.core.errors import UserError
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.meta_device import transformers_config
@@ -152,14 +152,19 @@ def trace_made(
         if mesh is None:
             return trace
         sharded = runs.shard(model)
-        return replace(trace, logs=tuple(with_shards(log, sharded) for log in trace.logs))
+        save = saved_whole(sharded) if request.sharding and request.sharding.saves_whole else Save()
+        return replace(trace, logs=tuple(with_shards(log, sharded, save=save) for log in trace.logs))
 
 
-def with_shards(log: AllocationLog, sharded: ShardedModel) -> AllocationLog:
-    """Return a log with what rank 0 holds of the whole model, and what a full state dict allocates."""
+def with_shards(log: AllocationLog, sharded: ShardedModel, *, save: Save | None = None) -> AllocationLog:
+    """Return a log with what rank 0 holds of the whole model, and what a full state dict allocates.
+
+    Args:
+        save: of the same model; None to gather it.
+    """
     shards = sharded.shards()
     of_parameters = tuple(shards[parameter.name] for parameter in log.parameters)
-    return replace(log, shards=of_parameters, save=saved_whole(sharded))
+    return replace(log, shards=of_parameters, save=saved_whole(sharded) if save is None else save)
 
 
 @contextmanager
