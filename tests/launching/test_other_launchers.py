@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
+from zerofit.checking.launch_line import read_line
 from zerofit.core.errors import UserError
-from zerofit.planning.sources.launch_line import read_line
 
 _READ = {
     "accelerate launch train.py --lr 1": "train.py --lr 1",
@@ -59,11 +59,16 @@ def test_a_script_is_not_a_launch_line(line: str) -> None:
 
 
 _REFUSED = {
-    "accelerate launch --use_fsdp train.py": """\
-error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
-  found: --use_fsdp
-  why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
-  fix:   leave out --use_fsdp and all --fsdp_ flags; --zero-stage 3 corresponds to FULL_SHARD""",
+    "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward FULL_SHARD train.py": """\
+error[fsdp-value-refused]: accelerate refuses a setting of FSDP
+  found: --fsdp_reshard_after_forward FULL_SHARD
+  why:   it is a switch
+  fix:   write true or false""",
+    "accelerate launch --use_fsdp --fsdp_activation_checkpointing_offload true train.py": """\
+error[fsdp-setting-not-taken]: zerofit has nothing like a setting of FSDP
+  found: --fsdp_activation_checkpointing_offload true
+  why:   zerofit keeps the inputs of recomputed blocks on the GPU
+  fix:   leave it out""",
     "accelerate launch --use_megatron_lm train.py": """\
 error[launcher-flag-not-taken]: a flag of accelerate launch is not supported
   found: --use_megatron_lm

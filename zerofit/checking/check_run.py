@@ -15,7 +15,7 @@ from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
 from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules import ALL_RULES, ON_READING
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.command import Route
@@ -121,7 +121,9 @@ def _verdict(targets: Targets, capture: Capture | None) -> Verdict:
     made = situations(targets)
     if capture is not None:
         made = tuple(with_capture(situation, capture) for situation in made)
-    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
+    verdicts = [
+        check_rules(situation, rules=ON_READING if situation.is_imported else ALL_RULES) for situation in made
+    ]
     findings = [finding for verdict in verdicts for finding in verdict.findings]
     if (line := targets.line) is not None:
         findings = [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.checking.launch_line import read_line
 from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
 from zerofit.cli.completion import complete_file, complete_script, complete_words
 from zerofit.cli.output.console import Console
@@ -28,7 +29,6 @@ from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OptimizerName, Precision, StateDictType
 from zerofit.launching.misplaced_flags import check_misplaced_flags
 from zerofit.planning.options import CAPTURE_LIMIT_S
-from zerofit.planning.sources.launch_line import read_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -210,7 +210,8 @@ def _base(machine: Machine, topology: Topology, spec: RunSpec) -> tuple[Strategy
     if spec.preset:
         preset = find_preset(spec.preset)
         strategy = preset.strategy
-        stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
+        field = "zero_stage" if strategy.engine is Engine.DEEPSPEED else "engine"
+        stage = _reason(strategy, field, Origin.PRESET, f"preset {preset.name}: {preset.title}")
     else:
         strategy, stage = _default_engine(topology, spec.overrides)
     strategy = replace(strategy, precision=default_precision(machine, on_cpu=topology.on_cpu))

@@ -151,7 +151,7 @@ def solve(
         found=found,
         screen=screen,
         as_it_is=as_it_is,
-        as_files_say=None if of_files is None else estimator.estimate(of_files),
+        as_files_say=None if of_files is None else _unless_refused(estimator, of_files),
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
         dropped=space.dropped,
@@ -159,6 +159,14 @@ def solve(
         notes=(*notes, *_notes(problem, found)),
         layouts=layouts,
     )
+
+
+def _unless_refused(estimator: TrainingEstimator, strategy: Strategy) -> EstimatedStrategy | None:
+    """Return the estimate of a strategy; None if its engine can't train the model."""
+    try:
+        return estimator.estimate(strategy)
+    except EngineRefusedError:
+        return None
 
 
 def _screen(problem: Problem, found: TrainingResult, space: Candidates, estimator_of: EstimatorOf) -> Screen:
@@ -361,16 +369,18 @@ def script_as_it_is(problem: Problem) -> Strategy | None:
 def files_as_they_say(problem: Problem) -> Strategy | None:
     """Return the strategy that the configuration files set up, with the user's flags and the files' buckets.
 
-    None without files, for files without DeepSpeed's settings, and where a flag turns DeepSpeed off.
+    None without files, for files without settings of DeepSpeed or FSDP, and where a flag sets another engine.
     """
     files = problem.spec.files
-    if files is None or files.overrides.get("engine") is not Engine.DEEPSPEED:
+    engine = None if files is None else files.overrides.get("engine")
+    if files is None or engine not in (Engine.DEEPSPEED, Engine.FSDP2):
         return None
     said = problem.said.over(files.overrides)
-    if said.get("engine") is not Engine.DEEPSPEED:
+    if said.get("engine") is not engine:
         return None
     own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
-    strategy = replace(own, **said.strategy, buckets=_buckets_of(files, problem.model.hidden_size))
+    buckets = _buckets_of(files, problem.model.hidden_size) if engine is Engine.DEEPSPEED else own.buckets
+    strategy = replace(own, **said.strategy, buckets=buckets)
     return replace(strategy, micro_batch_size=own.micro_batch_size)
 
 

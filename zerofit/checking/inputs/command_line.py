@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.launcher_flags import TORCH_LAUNCH, flags_of
 from zerofit.checking.inputs.programs import (
+    LAUNCHERS,
     PYTHON,
     RUNNERS,
     program_of,
     script_of_runner,
     without_wrappers,
 )
-from zerofit.checking.situation import RunSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import ASSIGNMENT, Flag, LaunchCommand, Launcher, is_literal
-from zerofit.core.overrides import FLAGS
-from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from zerofit.checking.inputs.launcher_flags import LauncherFlags
     from zerofit.configs.schema import Key, Schemas
 
 
-_FIELDS: Mapping[str, Callable[[str], Any]] = {
-    "engine": Engine,
-    "zero_stage": lambda word: ZeroStage(int(word)),
-    "optimizer_offload": OffloadDevice,
-    "param_offload": OffloadDevice,
-    "precision": Precision,
-    "micro_batch_size": int,
-    "gradient_accumulation_steps": int,
-    "optimizer": OptimizerName,
-}
-"""Fields of a strategy that flags of `zerofit launch` set, and how their words are read."""
 _LAUNCHERS = {
     "accelerate-launch": Launcher.ACCELERATE,
     "torchrun": Launcher.TORCHRUN,
@@ -170,33 +155,10 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 def _is_value(word: str, key: Key | None) -> bool:
     """Return True if a word is the value of the flag before it.
 
-    A script is none for an unknown flag, nor for one that takes a number or one of a few words: the value is
-    then missing.
+    A script, or the launcher behind `zerofit launch`, is none for an unknown flag, nor for one that takes a
+    number or one of a few words: the value is then missing.
     """
     if word.startswith("-") and len(word) > 1:
         return _NEGATIVE.fullmatch(word) is not None or " " in word
     takes_any = key is not None and not key.choices and not key.pattern and ValueKind.STRING in key.kinds
-    return takes_any or not word.endswith(".py")
-
-
-def settings_of_zerofit(command: LaunchCommand) -> RunSettings:
-    """Return the settings of a `zerofit launch` line; what no flag sets is unknown: the planner decides."""
-    fields: dict[str, Said[Any]] = {}
-    for name, parse in _FIELDS.items():
-        flag = command.find(FLAGS[name].removeprefix("--").replace("-", "_"))
-        if flag is not None and flag.value is not None:
-            with contextlib.suppress(ValueError):  # zerofit itself refuses it
-                value = parse(flag.value.lower().replace("_", "-"))
-                fields[name] = Said(value=value, text=flag.text)
-    if (checkpointing := command.find("gradient_checkpointing", "no_gradient_checkpointing")) is not None:
-        value = checkpointing.name == "gradient_checkpointing"
-        fields["gradient_checkpointing"] = Said(value=value, text=checkpointing.text)
-    return RunSettings(
-        names=dict(FLAGS),
-        fields=fields,
-        engine=fields.get("engine"),
-        zero_stage=fields.get("zero_stage"),
-        optimizer_offload=fields.get("optimizer_offload"),
-        param_offload=fields.get("param_offload"),
-        precision=fields.get("precision"),
-    )
+    return takes_any or not (word.endswith(".py") or program_of(word) in LAUNCHERS)

@@ -92,3 +92,9 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
 """Those that only concern runs with DeepSpeed."""
 
 __all__ = ["ALL_RULES", "DEEPSPEED_RULES", "LIMITS", "OF_RANKS", "Rule"]
+ON_READING: tuple[Rule, ...] = (
+    *files.RULES,
+    *accelerate_file.REFUSED_BY_ACCELERATE,
+    *values.REFUSED_BY_DEEPSPEED,
+)
+"""Rules on files that the library that reads them refuses, so that half of one is never used."""
