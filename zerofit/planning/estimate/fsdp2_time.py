@@ -47,12 +47,13 @@ def fsdp2_exchange_s(setup: Setup, speeds: Speeds, *, forward_s: float, backward
 
 def _collectives_s(setup: Setup, speeds: Speeds, name: str, *, is_forward: bool) -> list[float]:
     """Return the seconds of each collective of a kind in one micro-batch, the last of a step."""
-    if speeds.bus is None:
+    link = speeds.copies if name == _REDUCE else speeds.shards
+    if link is None:
         return []
     shards, copies = setup.topology.dp_shard_size, setup.topology.dp_replicate_size
     if not setup.log.shards:
         return [
-            speeds.message_s + sent / speeds.bus.bytes_per_s
+            speeds.message_s + sent / link.bytes_per_s
             for sent in _sent_untraced(setup, name, is_forward=is_forward)
         ]
     sent = {_GATHER: shards - 1, _SCATTER: (shards - 1) / shards, _REDUCE: 2 * (copies - 1) / copies}[name]
@@ -60,7 +61,7 @@ def _collectives_s(setup: Setup, speeds: Speeds, name: str, *, is_forward: bool)
     for cost in setup.log.costs:
         is_here = (cost.during is Pass.FORWARD) is is_forward
         if cost.kind is CostKind.COLLECTIVE and name in cost.operator and is_here:
-            found += [speeds.message_s + sent * cost.fixed_bytes / speeds.bus.bytes_per_s] * cost.count
+            found += [speeds.message_s + sent * cost.fixed_bytes / link.bytes_per_s] * cost.count
     return found
 
 
