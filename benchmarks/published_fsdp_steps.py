@@ -108,8 +108,9 @@ def _fms(model: str, micro: int, tokens_per_s: float, *, checkpoints: bool, copi
     # https://github.com/foundation-model-stack/fms-fsdp/blob/0d319983c4b3/README.md
     strategy = _strategy(micro, checkpoints=checkpoints)
     unknown = "the network, and whether it is compiled: read as 200 GB/s a node, and as not"
+    name, seconds = f"fms-fsdp {model}, 128 A100", micro * 4096 / tokens_per_s
     return PublishedStep(
-        f"fms-fsdp {model}, 128 A100", _FMS, micro * 4096 / tokens_per_s, model, "A100-80G", 4096, strategy, 8, 16,
+        name, _FMS, seconds, model, "A100-80G", 4096, strategy, 8, 16,
         node_bytes_per_s=200e9, copies=copies, is_fsdp2=False, not_known=unknown,
     )  # fmt: skip
 

@@ -69,15 +69,14 @@ def best_untraced(
     problem: Problem, sharded: Sequence[Strategy], estimator: TrainingEstimator
 ) -> Untraced | None:
     """Return the best strategy of FSDP2 as far as it is known without a trace of it."""
+    on_gpus = [strategy for strategy in sharded if not strategy.offloads and strategy.reshard_after_forward]
     known = [
         Untraced(strategy=strategy, least_bytes=least, seconds=estimator.seconds(strategy))
-        for strategy in sharded
-        if not strategy.offloads
-        and strategy.reshard_after_forward
-        and estimator.least_bytes(strategy) <= problem.device_bytes
+        for strategy in on_gpus
+        if estimator.least_bytes(strategy) <= problem.device_bytes
         and (least := estimator.least_live_bytes(strategy)) <= problem.device_bytes
     ]
     if known:
         return min(known, key=lambda best: (tier_in(problem, best.strategy), best.seconds or 0.0))
-    least = min(sharded, key=estimator.least_bytes, default=None)
+    least = min(on_gpus, key=estimator.least_bytes, default=None)
     return least and Untraced(strategy=least, least_bytes=estimator.least_bytes(least), seconds=None)

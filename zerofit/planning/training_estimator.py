@@ -354,9 +354,12 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         if request.sharding is None:
             return self._trace(request)
         try:
-            return self._trace(request)
+            trace = self._trace(request)
         except UserError as error:
             raise EngineRefusedError(Engine.FSDP2, error) from error
+        if not all(log.shards for log in trace.logs):
+            raise EngineRefusedError(Engine.FSDP2, fsdp2_needs_trace())
+        return trace
 
     def _play(self, strategy: Strategy, log: AllocationLog) -> Tape:
         return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
