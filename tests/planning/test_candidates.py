@@ -20,6 +20,7 @@ from zerofit.core.strategy import (
     OptimizerName,
     Precision,
     Quantization,
+    StateDictType,
     Strategy,
     ZeroStage,
 )
@@ -136,8 +137,12 @@ _FIXED: dict[str, Any] = {
     "tf32": True,
     "liger": True,
     "group_by_length": True,
+    "reshard_after_forward": False,
+    "state_dict_type": StateDictType.FULL,
 }
 _BESIDE: dict[str, dict[str, Any]] = {
+    "reshard_after_forward": {"engine": Engine.FSDP2},
+    "state_dict_type": {"engine": Engine.FSDP2},
     "quantization": {"lora": Lora()},
     "checkpoint_every": {"gradient_checkpointing": True},
 }

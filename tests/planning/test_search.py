@@ -100,6 +100,9 @@ class _Dice:
     def surely_fits_gpu(self, strategy: Strategy) -> bool:
         return self.surely_fits(strategy)
 
+    def is_known(self, strategy: Strategy) -> bool:
+        return True
+
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         self.estimated.add(strategy)
         need, seconds, lacks_host = self.need(strategy)

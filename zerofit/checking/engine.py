@@ -62,6 +62,22 @@ class Finding:
         return f"{self.found}   ({self.place})" if self.place else self.found
 
 
+def finding_of(error: UserError) -> Finding:
+    """Return an error as a finding."""
+    return Finding(
+        rule=error.rule,
+        severity=Severity.ERROR,
+        confidence=Confidence.CERTAIN,
+        summary=error.summary,
+        found=error.found,
+        why=error.why,
+        fix=error.fix,
+        see=error.see or "",
+        place=None,
+        edits=(),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndecidedRule:
     """A rule that could not be decided."""

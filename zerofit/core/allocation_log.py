@@ -239,6 +239,8 @@ class Sharding:
     syncs_each_batch: bool = False
     """True if gradients are reduced after each of them, as accelerate's sync_each_batch does; else after the
     last alone."""
+    saves_whole: bool = False
+    """True if the log must tell what a full state dict allocates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

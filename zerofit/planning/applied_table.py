@@ -276,7 +276,8 @@ def _what_trains(plan: Plan, capture: Capture | None) -> Iterator[Row]:
         yield Row(what="what trains", script_says=own, runs="; ".join(runs), why=why)
     if strategy.quantization is not None:
         says = OWN if capture is None else capture.model.weight_dtype
-        runs_in = f"{strategy.quantization} in its linear layers"
+        stored = f", stored in {strategy.quant_storage}" if strategy.quant_storage is not None else ""
+        runs_in = f"{strategy.quantization} in its linear layers{stored}"
         yield Row(what="frozen weights", script_says=says, runs=runs_in, why=why_of(plan, "quantization"))
 
 

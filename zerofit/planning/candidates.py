@@ -27,6 +27,7 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
+from zerofit.planning.engine_order import tries_fsdp2_first
 from zerofit.planning.options import Allow
 from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.search import Placement
@@ -72,6 +73,8 @@ _PLACEMENTS: tuple[Placement, ...] = (
     (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _NONE),
     (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _CPU),
     (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _NVME),
+    (Engine.FSDP2, ZeroStage.NOTHING, _NONE, _NONE),
+    (Engine.FSDP2, ZeroStage.NOTHING, _CPU, _CPU),
 )
 """Stage 0 under DeepSpeed and offload at stage 1 are considered only if the user sets them: plain PyTorch and
 stage 2 are better at the same cost."""
@@ -79,12 +82,12 @@ stage 2 are better at the same cost."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Strategies that compatibility rules forbid."""
+    """Strategies that compatibility rules forbid, or whose engine can't train the model."""
 
     strategy: Strategy
     """An example of them."""
     findings: tuple[Finding, ...]
-    """The rules' errors."""
+    """The rules' errors, or what a trace of the engine found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +98,18 @@ class Candidates:
     """Each with micro-batch and accumulation."""
     dropped: tuple[Dropped, ...]
 
+    def without(self, refused: tuple[Dropped, ...]) -> Candidates:
+        """Return the candidates without those of engines that can't train the model."""
+        engines = {dropped.strategy.engine for dropped in refused}
+        left = tuple(strategy for strategy in self.strategies if strategy.engine not in engines)
+        return replace(self, strategies=left, dropped=(*self.dropped, *refused))
 
-def candidates(problem: Problem) -> Candidates:
+
+def candidates(problem: Problem, *, with_fsdp2: bool | None = None) -> Candidates:
     """Return every strategy worth considering for a problem.
+
+    Args:
+        with_fsdp2: True to consider FSDP2 even if nobody named it, False not to, whoever named it.
 
     Raises:
         UserError: the ranks or the user's batch sizes do not make the global batch, or the script allows none
@@ -107,7 +119,8 @@ def candidates(problem: Problem) -> Candidates:
     strategies: list[Strategy] = []
     dropped: list[Dropped] = []
     verdicts: dict[Strategy, tuple[Finding, ...]] = {}
-    for strategy in _without_batches(problem):
+    wants_fsdp2 = tries_fsdp2_first(problem) if with_fsdp2 is None else with_fsdp2
+    for strategy in _without_batches(problem, wants_fsdp2):
         kept = {*said, "lora"} if strategy.quantization is not None else said  # rules check the two together
         checked = replace(strategy, **{name: value for name, value in _NEUTRAL.items() if name not in kept})
         if checked not in verdicts:
@@ -223,12 +236,12 @@ def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
         yield micro_batch_size, per_rank // micro_batch_size
 
 
-def _without_batches(problem: Problem) -> Iterator[Strategy]:
+def _without_batches(problem: Problem, wants_fsdp2: bool) -> Iterator[Strategy]:
     pinned, nvme_path = problem.said.strategy, problem.said.get("nvme_path")
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
     pinned = {**settled, **pinned}
     pinned |= {"nvme_path": None, "micro_batch_size": None, "gradient_accumulation_steps": None}
-    for engine, stage, optimizer_offload, param_offload in _placements(problem):
+    for engine, stage, optimizer_offload, param_offload in _placements(problem, wants_fsdp2):
         offloads = optimizer_offload is not _NONE
         uses_nvme = _NVME in (optimizer_offload, param_offload)
         base = Strategy(
@@ -241,11 +254,12 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
         path = nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
         base = replace(base, **{**pinned, "nvme_path": path})
         deepspeed = engine is Engine.DEEPSPEED
-        for precision, optimizer, checkpointing, buckets, (freeze, lora, quantization) in product(
+        for precision, optimizer, checkpointing, buckets, reshards, (freeze, lora, quantization) in product(
             _precisions(problem, engine, base),
-            _optimizers(problem, offloads=offloads),
+            _optimizers(problem, engine, offloads=offloads),
             _checkpointing(problem),
             (Buckets(), SMALL_BUCKETS) if deepspeed else (Buckets(),),
+            _resharding(problem, engine, offloads=offloads),
             _trained(problem),
         ):
             yield replace(
@@ -254,13 +268,31 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
                 optimizer=optimizer,
                 gradient_checkpointing=checkpointing,
                 buckets=buckets,
+                reshard_after_forward=reshards,
                 freeze=freeze,
                 lora=lora,
                 quantization=quantization,
+                quant_storage=_storage(base, engine, precision, quantization),
             )
 
 
-def _placements(problem: Problem) -> tuple[Placement, ...]:
+def _storage(
+    base: Strategy, engine: Engine, precision: Precision | None, quantization: Quantization | None
+) -> Precision | None:
+    """Return the dtype that 4-bit weights are stored in: under FSDP2 one that it shards."""
+    if quantization is None or engine is not Engine.FSDP2 or base.quant_storage is not None:
+        return base.quant_storage
+    return precision or Precision.FP32
+
+
+def _resharding(problem: Problem, engine: Engine, *, offloads: bool) -> tuple[bool, ...]:
+    said: bool | None = problem.said.get("reshard_after_forward")
+    if said is not None or engine is not Engine.FSDP2 or offloads:
+        return (True if said is None else said,)
+    return (True, False)
+
+
+def _placements(problem: Problem, wants_fsdp2: bool) -> tuple[Placement, ...]:
     names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
     pins: dict[str, Any] = {name: problem.said.get(name) for name in names}
     alone = problem.topology.world_size == 1 and pins["engine"] is None and pins["zero_stage"] is None
@@ -271,6 +303,8 @@ def _placements(problem: Problem) -> tuple[Placement, ...]:
             return False
         offloads = {kind[2], kind[3]} - {_NONE}
         if not all(map(problem.constraints.allow, names, kind)):
+            return False
+        if kind[0] is Engine.FSDP2 and not (pins["engine"] or wants_fsdp2):
             return False
         if alone and kind[0] is Engine.DEEPSPEED and not offloads:
             return False  # one rank has nothing to partition
@@ -306,12 +340,14 @@ def _precisions(problem: Problem, engine: Engine, base: Strategy) -> tuple[Preci
     return tuple(dict.fromkeys((own, base.precision)))
 
 
-def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | None, ...]:
+def _optimizers(problem: Problem, engine: Engine, *, offloads: bool) -> tuple[OptimizerName | None, ...]:
     fixed = problem.said.get("optimizer")
     if fixed is not None:
         return (fixed,)
     if offloads:
-        return (None,)  # DeepSpeed's CPU Adam replaces it
+        return (None,)  # DeepSpeed's CPU Adam replaces it; under FSDP2 the own one steps on the CPU
+    if engine is Engine.FSDP2:
+        return problem.constraints.among("optimizer", (None,))
     adafactor = (OptimizerName.ADAFACTOR,) if Allow.ADAFACTOR in problem.allow else ()
     is_fused = problem.use.optimizer == FUSED_ADAMW
     fused = () if is_fused else (OptimizerName.ADAMW,)

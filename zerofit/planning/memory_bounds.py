@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.planning.estimate.device_memory.optimizers import Stepper, optimizer_of
+from zerofit.planning.estimate.fsdp2_time import trained_unit_bytes, unit_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +34,7 @@ def least_gradient_bytes(
         return 0
     trained = _trained(strategy, model) * topology.num_replicas // topology.world_size
     if strategy.engine is Engine.FSDP2:
-        return trained * weight_bytes // topology.dp_shard_size
+        return trained * _shard_bytes(strategy, weight_bytes) // topology.dp_shard_size
     if strategy.engine is Engine.NATIVE:
         return trained * weight_bytes
     return trained * (4 if strategy.precision in (None, Precision.FP32) else 2)
@@ -60,7 +62,12 @@ def least_state_bytes(
     trained = _trained(strategy, model) // cuts
     precision = strategy.precision or Precision.FP32
     if strategy.quantization is not None:  # the adapters' bytes are unknown here
-        return weights // 2
+        is_sharded = strategy.engine is Engine.FSDP2 and strategy.quant_storage is not None
+        return (
+            (0 if strategy.offloads else weights // 2 // topology.dp_shard_size)
+            if is_sharded
+            else weights // 2
+        )
     states = optimizer_of(strategy, own_optimizer).costs.least_bytes
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
@@ -68,7 +75,8 @@ def least_state_bytes(
         buckets = weight_bytes if ranks > 1 and not in_stages else 0  # DistributedDataParallel's
         return weights * (2 if in_16_bit else weight_bytes) + trained * (states * weight_bytes // 4 + buckets)
     if strategy.engine is Engine.FSDP2:
-        shards = weights * weight_bytes + trained * states * weight_bytes // 4
+        width = _shard_bytes(strategy, weight_bytes)
+        shards = (weights - trained) * weight_bytes + trained * (width + states * width // 4)
         return 0 if strategy.offloads else shards // topology.dp_shard_size
     width = 4 if precision is Precision.FP32 else 2
     total_weights = weights * width
@@ -84,6 +92,44 @@ def least_state_bytes(
     elif precision is Precision.FP32:
         master = max(0, master - trained * 4)  # the weights themselves may be the master weights
     return total_weights + master
+
+
+def least_sharded_live_bytes(strategy: Strategy, log: AllocationLog, lines: Lines) -> int:
+    """Return a lower bound of FSDP2's live memory in a pass beside its shards, by a log without FSDP2.
+
+    Gradients that are not reduced before the step stay whole in all micro-batches but the first; without
+    resharding all blocks are whole when the forward pass ends.
+
+    Args:
+        log: of the model in the format of its forward pass.
+        lines: of this log, without gradients.
+    """
+    size = strategy.micro_batch_size or 1
+    live = highest(lines, size)
+    if not strategy.reshard_after_forward:
+        fixed, each = _at_end_of_forward(log)
+        live = max(live, fixed + each * size + sum(unit_bytes(log)[0]))
+    accumulates = (strategy.gradient_accumulation_steps or 1) > 1
+    return live + (sum(trained_unit_bytes(log)) if accumulates else 0)
+
+
+@lru_cache(maxsize=16)
+def _at_end_of_forward(log: AllocationLog) -> tuple[int, int]:
+    """Return (fixed, per sample) of the tensors that live when the forward pass ends."""
+    fixed = each = 0
+    for code, storage in zip(log.codes, log.arguments, strict=True):
+        if code == Event.FORWARD_ENDS:
+            break
+        sign = {Event.ALLOCATE: 1, Event.FREE: -1}.get(Event(code), 0)
+        if sign:
+            fixed += sign * log.storages.fixed_bytes[storage]
+            each += sign * log.storages.bytes_per_sample[storage]
+    return sum(log.buffer_bytes) + fixed, each
+
+
+def _shard_bytes(strategy: Strategy, weight_bytes: int) -> int:
+    """Return the bytes per element of FSDP2's shards: accelerate makes what trains in 16 bit fp32 first."""
+    return weight_bytes if strategy.precision in (None, Precision.FP32) else max(weight_bytes, 4)
 
 
 def _trained(strategy: Strategy, model: ModelFacts) -> int:

@@ -48,7 +48,8 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
     if strategy.lora is not None:
         words.append(f"LoRA {strategy.lora.rank}")
     if strategy.quantization is not None:
-        words.append(f"{strategy.quantization} base")
+        stored = f" stored in {strategy.quant_storage}" if strategy.quant_storage is not None else ""
+        words.append(f"{strategy.quantization} base{stored}")
     if strategy.freeze:
         words.append(frozen_words(strategy.freeze))
     if strategy.buckets != Buckets():

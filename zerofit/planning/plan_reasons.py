@@ -9,9 +9,18 @@ from zerofit.checking.constraints import UNCHANGED
 from zerofit.core.capture import for_plan
 from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS, Origin, Plan, Reason, Rejected
-from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    OffloadDevice,
+    OptimizerName,
+    ZeroStage,
+    describe_strategy,
+    show,
+)
 from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
+from zerofit.planning.engine_order import first_engine
 from zerofit.planning.plan_from_flags import reasons_by_flag, why_precision
 from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, RuledOut, placement_of, tier
 
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.strategy import Precision, Strategy
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import EstimatedStrategy, TrainingResult
+    from zerofit.planning.search import EstimatedStrategy, TrainingResult, Untraced
 
 _OPTIMIZER_REASONS = {
     OptimizerName.ADAMW: "fused AdamW computes the same without the temporary roots of the second moments",
@@ -59,8 +68,33 @@ def rejected(found: TrainingResult, problem: Problem) -> tuple[Rejected, ...]:
     for out in found.ruled_out:
         least, limit = format_bytes(out.least_bytes), format_bytes(problem.device_bytes)
         what = "weights, gradients, states, CUDA context and NCCL of its smallest variant"
+        what = f"activations, {what}" if out.is_live else what
         losers.append((out.strategy, f"{what} take at least {least} of {limit} on each GPU"))
+    if found.untraced is not None:
+        losers.append((found.untraced.strategy, _why_untraced(found.untraced, found, problem)))
     return tuple(Rejected(strategy=strategy, why=why) for strategy, why in losers)
+
+
+def _why_untraced(untraced: Untraced, found: TrainingResult, problem: Problem) -> str:
+    """Return what is known of FSDP2 without a trace of it, beside ZeRO-3 if that fits, else the choice."""
+    if untraced.least_bytes > problem.device_bytes:
+        least, limit = format_bytes(untraced.least_bytes), format_bytes(problem.device_bytes)
+        return f"needs at least {least} of {limit} on each GPU"
+    judged = [*found.others, *((found.chosen,) if found.chosen is not None else ())]
+    beside = next((other for other in judged if other.fits and _is_zero_3(other.strategy)), found.chosen)
+    why = f"not traced, as {first_engine(problem)[1]}: --engine fsdp2 plans it"
+    time = beside.estimate.step_time if beside is not None else None
+    if beside is None or time is None or untraced.seconds is None:
+        return why
+    ratio = untraced.seconds / time.seconds
+    how = "about as fast as"
+    if abs(ratio - 1) > TIME_TIE_SHARE:
+        how = f"perhaps {abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'less time'} than"
+    return f"{how} {describe_strategy(replace(beside.strategy, precision=None))}; {why}"
+
+
+def _is_zero_3(strategy: Strategy) -> bool:
+    return strategy.zero_stage is ZeroStage.PARAMETERS and not strategy.offloads
 
 
 def why_it_loses(
@@ -88,9 +122,19 @@ def why_it_loses(
         return f"{1 - ratio:.0%} less time by the estimate; offload comes after what fits on the GPUs"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
+    why = _why_second(loser.strategy, chosen.strategy, problem)
     if ratio > 0.995:
-        return "no faster, and more complex"
-    return f"{1 - ratio:.0%} less time, within the estimate's error, and more complex"
+        return f"no faster, and {why}"
+    return f"{1 - ratio:.0%} less time, within the estimate's error, and {why}"
+
+
+def _why_second(loser: Strategy, chosen: Strategy, problem: Problem) -> str:
+    """Return why a strategy comes after another that takes as long."""
+    names = {Engine.DEEPSPEED: "DeepSpeed", Engine.FSDP2: "FSDP2"}
+    first, why = first_engine(problem)
+    if {loser.engine, chosen.engine} != {*names} or chosen.engine is not first:
+        return "more complex"
+    return f"{names[first]} comes before {names[loser.engine]}, as {why}"
 
 
 def tier_in(problem: Problem, strategy: Strategy) -> float:
@@ -138,6 +182,11 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         yield _chosen(strategy, "lora", why)
         if strategy.quantization is not None:
             yield _chosen(strategy, "quantization", why)
+    if strategy.quant_storage is not None and not said.has("quant_storage"):
+        why = (
+            "FSDP2 shards floating types alone: the same bytes as in uint8, which every rank would hold whole"
+        )
+        yield _chosen(strategy, "quant_storage", why)
     if strategy.buckets != Buckets():
         value = f"{strategy.buckets.reduce_bucket_size} elements"
         why = "the default buckets do not fit, or are no faster"

@@ -20,7 +20,7 @@ from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEst
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.core.allocation_log import AllocationLog, TraceRequest
+    from zerofit.core.allocation_log import AllocationLog, Sharding, TraceRequest
     from zerofit.core.observer import Observer
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
@@ -103,13 +103,15 @@ class Planner:
         is_fast: bool,
         screens: bool,
     ) -> Answer:
-        def estimators(kind: type[TrainingEstimator], trace: Callable[[TraceRequest], Trace]) -> EstimatorOf:
+        def estimators(
+            kind: Callable[..., TrainingEstimator], trace: Callable[[TraceRequest], Trace]
+        ) -> EstimatorOf:
             return lambda problem: kind(
                 problem, trace=trace, rates=rates, observed_runs=ObservedRuns(problem, self._observations)
             )
 
         in_stages = problem.topology.pipeline_parallel_size > 1
-        closed_forms = estimators(ClosedFormEstimator, self._closed_form)
+        closed_forms = estimators(partial(ClosedFormEstimator, stands_in=not is_fast), self._closed_form)
         answer = solve(
             problem,
             estimator_of=closed_forms if is_fast else estimators(TrainingEstimator, self._traced),
@@ -152,11 +154,20 @@ class Planner:
         key = request, False
         if key not in self._traces:
             kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
+            if request.sharding is not None:
+                kind = f"{_under_fsdp2(request.sharding)} {kind}"
             if request.pipeline_parallel_size > 1:
                 kind = f"part {request.pipeline_place} of {request.pipeline_parallel_size} {kind}"
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
                 self._traces[key] = self._trace(request, tell)
         return self._traces[key]
+
+
+def _under_fsdp2(sharding: Sharding) -> str:
+    words = ["under FSDP2", "" if sharding.reshard_after_forward else "without resharding"]
+    words += ["with offload" if sharding.cpu_offload else ""]
+    words += [f"in {sharding.micro_batches} micro-batches" if sharding.micro_batches > 1 else ""]
+    return " ".join(filter(None, words))
 
 
 def _with_rows(log: AllocationLog, rows_per_sample: int) -> AllocationLog:

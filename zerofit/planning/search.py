@@ -11,6 +11,7 @@ Lower bounds of memory exclude most candidates, so that few need a full estimate
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from zerofit.core.freezing import FROZEN_LAYERS
@@ -28,6 +29,7 @@ from zerofit.core.units import format_apart
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from zerofit.core.errors import UserError
     from zerofit.core.estimates import Estimate, MemoryEstimate
 
 TIME_TIE_SHARE = 0.1
@@ -78,16 +80,20 @@ def _base_tier(strategy: Strategy, fixed: Collection[str]) -> int:
     return 2 if strategy.optimizer in (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT) else 3
 
 
-def simplicity(strategy: Strategy) -> tuple[int, ...]:
+def simplicity(strategy: Strategy, first: Engine = Engine.DEEPSPEED) -> tuple[int, ...]:
     """Return a sort key that puts simpler strategies first.
 
     It compares offload, then the engine and its stage; within one placement checkpointing, small buckets, the
     optimizer, and last the micro-batch: a larger one is simpler.
+
+    Args:
+        first: which of the engines that shard comes before the other.
     """
     return (
         _OFFLOAD_DEVICES.index(strategy.optimizer_offload) + _OFFLOAD_DEVICES.index(strategy.param_offload),
-        strategy.engine is not Engine.NATIVE,
+        0 if strategy.engine is Engine.NATIVE else 1 if strategy.engine is first else 2,
         strategy.zero_stage.value,
+        not strategy.reshard_after_forward,
         bool(strategy.gradient_checkpointing),
         strategy.buckets != Buckets(),
         _OPTIMIZERS.index(strategy.optimizer),
@@ -135,6 +141,27 @@ class RuledOut:
     strategy: Strategy
     least_bytes: int
     """The lower bound, on each GPU."""
+    is_live: bool = False
+    """True if the bound includes live memory of the forward and backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untraced:
+    """A strategy of FSDP2 that was compared by the trace of another engine, without one of its own."""
+
+    strategy: Strategy
+    least_bytes: int
+    """A lower bound of its memory, on each GPU."""
+    seconds: float | None
+    """About what a step takes; None if the machine's rates are unknown."""
+
+
+class EngineRefusedError(Exception):
+    """Raised by an estimator if an engine can't train the model, whatever the other settings."""
+
+    def __init__(self, engine: Engine, why: UserError) -> None:
+        super().__init__(str(why))
+        self.engine, self.why = engine, why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +194,10 @@ class SearchResult(Generic[C]):
     counts: SearchCounts
     fastest: tuple[C, ...] = ()
     """Candidates that fit, of the choice's tier or below, fastest first; empty unless requested."""
+    untraced: Untraced | None = None
+    """The best of an engine that nobody named and that needs traces of its own; None if there is none."""
+    first: Engine = Engine.DEEPSPEED
+    """The engine that was preferred among equals."""
 
 
 TrainingResult = SearchResult[EstimatedStrategy]
@@ -204,6 +235,10 @@ class Estimator(Protocol[C_co]):
         """Return True if the GPUs suffice at the upper end of the uncertainty, even if the host doesn't."""
         return True
 
+    def is_known(self, strategy: Strategy) -> bool:
+        """Return True if a full estimate needs no further trace."""
+        return True
+
     def estimate(self, strategy: Strategy) -> C_co:
         """Return the strategy with its full estimate."""
 
@@ -216,6 +251,7 @@ def search(
     tier_of: Callable[[Strategy], float] = tier,
     tie_share: float = TIME_TIE_SHARE,
     own: Strategy | None = None,
+    first: Engine = Engine.DEEPSPEED,
     is_clearly_faster: Callable[[C, C], bool] = lambda _, __: True,
     compares: bool = True,
     num_fastest: int = 0,
@@ -227,12 +263,15 @@ def search(
         tie_share: by which share of time a simpler strategy may be slower than the fastest.
         own: the script's own strategy, which is kept if it fits and nothing of its tier is clearly faster or
             fits more surely; None without a script, or to take the fastest.
+        first: which of the engines that shard is simpler than the other.
         is_clearly_faster: True if the first is faster than the second, the script's own, by more than the
             uncertainty.
         compares: False to return the choice alone, without other placements and variants.
         num_fastest: how many of the fastest to return; those that differ only in their buckets count once.
     """
-    run = _Search(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, tie_share=tie_share)
+    run = _Search(
+        strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, tie_share=tie_share, first=first
+    )
     chosen = run.best(run.fitting)
     if own is not None and chosen is not None and tier_of(own) <= tier_of(chosen.strategy):
         kept = run.estimate(own)
@@ -252,7 +291,7 @@ def search(
     nearest = None
     if chosen is None:
         if not others and ruled_out:
-            least = min(ruled_out, key=lambda out: out.least_bytes)
+            least = min(ruled_out, key=lambda out: (out.strategy.engine is not first, out.least_bytes))
             ruled_out.remove(least)
             others.append(run.estimate(least.strategy))
         nearest = min(others, key=lambda other: other.excess, default=None)
@@ -264,6 +303,7 @@ def search(
         variants=run.variants_of(chosen.strategy) if chosen and compares else (),
         counts=run.counts(),
         fastest=run.fastest(tier_of(chosen.strategy), num_fastest) if chosen and num_fastest else (),
+        first=first,
     )
 
 
@@ -278,8 +318,9 @@ class _Search(Generic[C]):
         device_bytes: int,
         tier_of: Callable[[Strategy], float],
         tie_share: float,
+        first: Engine,
     ) -> None:
-        self._estimator = estimator
+        self._estimator, self._simplicity = estimator, partial(simplicity, first=first)
         self._device_bytes, self._tie_share = device_bytes, tie_share
         self._all = strategies
         self._estimated: dict[Strategy, C] = {}
@@ -298,7 +339,7 @@ class _Search(Generic[C]):
     def best(self, strategies: Iterable[Strategy]) -> C | None:
         """Return the simplest of the fastest in the lowest tier, preferring those that surely fit."""
         by_tier: dict[float, list[Strategy]] = {}
-        for strategy in sorted(strategies, key=simplicity):
+        for strategy in sorted(strategies, key=self._simplicity):
             by_tier.setdefault(self._tiers[strategy], []).append(strategy)
         for _, alike in sorted(by_tier.items()):
             best = self._simplest_of_the_fastest(alike, self._fits)
@@ -341,7 +382,11 @@ class _Search(Generic[C]):
             return best
         possible = [strategy for strategy in self._possible if placement_of(strategy) == placement]
         if possible:
-            return self.estimate(min(possible, key=self._estimator.least_live_bytes))
+            least = min(possible, key=self._estimator.least_live_bytes)
+            if self._estimator.is_known(least):
+                return self.estimate(least)
+            least_bytes = self._estimator.least_live_bytes(least)
+            return RuledOut(strategy=least, least_bytes=least_bytes, is_live=True)
         every = (strategy for strategy in self._all if placement_of(strategy) == placement)
         least = min(every, key=self._estimator.least_bytes)
         return RuledOut(strategy=least, least_bytes=self._estimator.least_bytes(least))
@@ -350,21 +395,28 @@ class _Search(Generic[C]):
         """Return the fastest that fit up to a tier; those that differ only in their buckets count once."""
         alike = [strategy for strategy in self.fitting if self._tiers[strategy] <= highest_tier]
         found: dict[Strategy, C] = {}
-        for strategy in sorted(alike, key=lambda strategy: (self._seconds[strategy], simplicity(strategy))):
+        for strategy in sorted(
+            alike, key=lambda strategy: (self._seconds[strategy], self._simplicity(strategy))
+        ):
             key = replace(strategy, buckets=Buckets())
             if len(found) < number and key not in found and self._fits(strategy):
                 found[key] = self.estimate(strategy)
         return tuple(found.values())
 
     def variants_of(self, chosen: Strategy) -> tuple[C | RuledOut, ...]:
-        """Return the choice with the next larger micro-batch, and without checkpointing."""
-        return tuple(self._variant(strategy) for strategy in _variants(chosen, self._all))
+        """Return the choice with the next larger micro-batch, and without checkpointing, as far as known."""
+        found = (self._variant(strategy) for strategy in _variants(chosen, self._all))
+        return tuple(variant for variant in found if variant is not None)
 
-    def _variant(self, strategy: Strategy) -> C | RuledOut:
+    def _variant(self, strategy: Strategy) -> C | RuledOut | None:
         estimator = self._estimator
-        for bound in (estimator.least_bytes, estimator.least_live_bytes, estimator.least_played_bytes):
+        for bound in (estimator.least_bytes, estimator.least_live_bytes):
             if (least := bound(strategy)) > self._device_bytes:
                 return RuledOut(strategy=strategy, least_bytes=least)
+        if not estimator.is_known(strategy):
+            return None
+        if (least := estimator.least_played_bytes(strategy)) > self._device_bytes:
+            return RuledOut(strategy=strategy, least_bytes=least)
         return self.estimate(strategy)
 
     def row_order(self, found: C) -> tuple[float, ...]:
@@ -372,7 +424,7 @@ class _Search(Generic[C]):
         strategy = found.strategy
         if not found.fits:
             return 1, found.excess
-        return 0, self._tiers[strategy], self._seconds[strategy], *simplicity(strategy)
+        return 0, self._tiers[strategy], self._seconds[strategy], *self._simplicity(strategy)
 
     def counts(self) -> SearchCounts:
         return SearchCounts(

@@ -6,15 +6,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from zerofit.checking.engine import finding_of
 from zerofit.core.strategy import DEEPSPEEDS_BUCKETS, Buckets, Engine, Strategy, describe_strategy
-from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
+from zerofit.planning.beside_fsdp2 import best_untraced, may_be_better
+from zerofit.planning.candidates import DEFAULT_NVME_PATH, Dropped, candidates
+from zerofit.planning.engine_order import allows_fsdp2, first_engine, is_fsdp2
 from zerofit.planning.estimate.closed_form.uncertainty import closed_form_uncertainty
 from zerofit.planning.layouts import best_layout, compare_layouts, is_open, wants_layouts
 from zerofit.planning.options import Allow
 from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.plan_reasons import plan_of, tier_in
 from zerofit.planning.screen import Fit, Screen, screen_of
-from zerofit.planning.search import placement_of, search
+from zerofit.planning.search import EngineRefusedError, placement_of, search
 from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from zerofit.checking.engine import Finding
     from zerofit.core.facts import GpuSpec
     from zerofit.core.plan import Plan
-    from zerofit.planning.candidates import Candidates, Dropped
+    from zerofit.planning.candidates import Candidates
     from zerofit.planning.layouts import Layout
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
@@ -109,7 +112,8 @@ def solve(
         ExceptionGroup: of UserErrors, if the user's settings break compatibility rules.
     """
     presolve = partial(best_of, estimator_of=quick_estimator_of) if quick_estimator_of else None
-    space, problem, found = _searched(problem, estimator_of, num_fastest=num_fastest)
+    is_traced = quick_estimator_of is not None
+    space, problem, found = _searched(problem, estimator_of, num_fastest=num_fastest, is_traced=is_traced)
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
@@ -119,12 +123,14 @@ def solve(
     screen = _screen(problem, found, space, estimator_of) if screens else None
     may_fit = screen is not None and screen.fit is not Fit.TOO_LARGE
     if not may_fit and (shared := _with_shared_samples(problem, found, estimator_of, presolve)):
-        space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest)
+        space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest, is_traced=is_traced)
         screen = _screen(problem, found, space, estimator_of) if screens else None
     notes: list[str] = []
     if found.chosen is None and not may_fit and (shorter := _shortened(problem, estimator_of, presolve)):
         problem = shorter
-        found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+        found, _ = _search(
+            problem, space.strategies, estimator_of(problem), compares=True, num_fastest=num_fastest
+        )
         screen = _screen(problem, found, space, estimator_of) if screens else None
         length = problem.workload.sequence_length
         notes.append(f"samples cut to {length} tokens, as --allow length says")
@@ -145,7 +151,7 @@ def solve(
         found=found,
         screen=screen,
         as_it_is=as_it_is,
-        as_files_say=None if of_files is None else estimator.estimate(of_files),
+        as_files_say=None if of_files is None else _unless_refused(estimator, of_files),
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
         dropped=space.dropped,
@@ -155,6 +161,14 @@ def solve(
     )
 
 
+def _unless_refused(estimator: TrainingEstimator, strategy: Strategy) -> EstimatedStrategy | None:
+    """Return the estimate of a strategy; None if its engine can't train the model."""
+    try:
+        return estimator.estimate(strategy)
+    except EngineRefusedError:
+        return None
+
+
 def _screen(problem: Problem, found: TrainingResult, space: Candidates, estimator_of: EstimatorOf) -> Screen:
     return screen_of(
         problem,
@@ -162,7 +176,9 @@ def _screen(problem: Problem, found: TrainingResult, space: Candidates, estimato
         space.strategies,
         own=script_with_flags(problem),
         uncertainty_of=lambda strategy: closed_form_uncertainty(strategy, problem.model)[0],
-        search=lambda changed, some: _search(changed, some, estimator_of, compares=True, num_fastest=2),
+        search=lambda changed, some: _search(
+            changed, some, estimator_of(changed), compares=True, num_fastest=2
+        )[0],
     )
 
 
@@ -225,14 +241,14 @@ def best_of(
         alike: the choice by closed forms. Strategies of its placement and trace are tried first, and the
             others, which need more traces, only if none of those fits.
     """
-    strategies = candidates(problem).strategies
+    strategies, estimator = candidates(problem).strategies, estimator_of(problem)
     if alike is not None:
         likely = [
             strategy for strategy in strategies if _traced_alike(strategy) == _traced_alike(alike.strategy)
         ]
-        if best := _search(problem, likely, estimator_of, compares=False).chosen:
+        if best := _search(problem, likely, estimator, compares=False)[0].chosen:
             return best
-    return _search(problem, strategies, estimator_of, compares=False).chosen
+    return _search(problem, strategies, estimator, compares=False)[0].chosen
 
 
 def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
@@ -245,44 +261,83 @@ def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedSt
 
 
 def _searched(
-    problem: Problem, estimator_of: EstimatorOf, *, num_fastest: int = 0
+    problem: Problem, estimator_of: EstimatorOf, *, num_fastest: int = 0, is_traced: bool = True
 ) -> tuple[Candidates, Problem, TrainingResult]:
     """Return the candidates of a problem, the problem and its search result.
 
     If pipeline stages of equal time don't fit, the problem is the one with stages distributed by memory.
     """
-    space = candidates(problem)
-    found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
+    space, estimator = candidates(problem), estimator_of(problem)
+    found, refused = _search(problem, space.strategies, estimator, compares=True, num_fastest=num_fastest)
+    space = space.without(refused)
+    if is_traced and not refused and not any(is_fsdp2(strategy) for strategy in space.strategies):
+        space, found = _beside_fsdp2(problem, space, found, estimator, num_fastest=num_fastest)
     if found.nearest is not None:
         uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
         if uneven is not None:
-            by_memory = _search(
-                uneven, space.strategies, estimator_of, compares=True, num_fastest=num_fastest
+            by_memory, _ = _search(
+                uneven, space.strategies, estimator_of(uneven), compares=True, num_fastest=num_fastest
             )
             if by_memory.chosen is not None:
                 return space, uneven, by_memory
     return space, problem, found
 
 
+def _beside_fsdp2(
+    problem: Problem,
+    space: Candidates,
+    found: TrainingResult,
+    estimator: TrainingEstimator,
+    *,
+    num_fastest: int,
+) -> tuple[Candidates, TrainingResult]:
+    """Return candidates and result with FSDP2, which nobody named.
+
+    Its traces take long, so that it is searched only if the others don't fit on the GPUs with the same
+    training, and where it may. Else the result has its best by the trace of the others.
+    """
+    if not allows_fsdp2(problem):
+        return space, found
+    more = candidates(problem, with_fsdp2=True)
+    sharded = [strategy for strategy in more.strategies if is_fsdp2(strategy)]
+    forbidden = tuple(dropped for dropped in more.dropped if is_fsdp2(dropped.strategy))
+    space = replace(space, dropped=(*space.dropped, *forbidden))
+    useful = may_be_better(problem, sharded, space.strategies, found, estimator)
+    if not useful:
+        return space, replace(found, untraced=best_untraced(problem, sharded, estimator))
+    strategies = (*space.strategies, *useful)
+    found, refused = _search(problem, strategies, estimator, compares=True, num_fastest=num_fastest)
+    return replace(space, strategies=strategies).without(refused), found
+
+
 def _search(
     problem: Problem,
     strategies: Sequence[Strategy],
-    estimator_of: EstimatorOf,
+    estimator: TrainingEstimator,
     *,
     compares: bool,
     num_fastest: int = 0,
-) -> TrainingResult:
+) -> tuple[TrainingResult, tuple[Dropped, ...]]:
+    """Return the result of a search, and the engines that it left out since they can't train the model."""
     own = script_with_flags(problem)
-    return search(
-        strategies,
-        estimator=estimator_of(problem),
-        device_bytes=problem.device_bytes,
-        tier_of=partial(tier_in, problem),
-        own=own if own in strategies else None,
-        is_clearly_faster=is_clearly_faster,
-        compares=compares,
-        num_fastest=num_fastest,
-    )
+    try:
+        result = search(
+            strategies,
+            estimator=estimator,
+            device_bytes=problem.device_bytes,
+            tier_of=partial(tier_in, problem),
+            own=own if own in strategies else None,
+            first=first_engine(problem)[0],
+            is_clearly_faster=is_clearly_faster,
+            compares=compares,
+            num_fastest=num_fastest,
+        )
+    except EngineRefusedError as refused:
+        left = [strategy for strategy in strategies if strategy.engine is not refused.engine]
+        example = next(strategy for strategy in strategies if strategy.engine is refused.engine)
+        result, more = _search(problem, left, estimator, compares=compares, num_fastest=num_fastest)
+        return result, (Dropped(strategy=example, findings=(finding_of(refused.why),)), *more)
+    return result, ()
 
 
 def _why_shared(alone: EstimatedStrategy | None) -> str:

@@ -8,9 +8,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Packing, Sharding, TraceRequest
+from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, StateDictType, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
 from zerofit.planning.estimate.closed_form.uncertainty import closed_form_uncertainty
@@ -23,6 +24,7 @@ from zerofit.planning.estimate.device_memory.memory import (
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.model_use import ModelUse
@@ -33,11 +35,12 @@ from zerofit.planning.memory_bounds import (
     highest,
     keeps_gradients,
     least_gradient_bytes,
+    least_sharded_live_bytes,
     least_state_bytes,
     live_lines,
 )
 from zerofit.planning.observed_runs import ObservedRuns
-from zerofit.planning.search import EstimatedStrategy, Estimator, shortage_text
+from zerofit.planning.search import EngineRefusedError, EstimatedStrategy, Estimator, shortage_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,13 +107,25 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         return self._least_states(strategy) + gradients
 
     def least_live_bytes(self, strategy: Strategy) -> int:
-        """Return the larger of that and the live memory of the forward and backward pass."""
-        log = self._log(strategy)
-        key = id(log), keeps_gradients(strategy)
-        if key not in self._live:
-            self._live[key] = live_lines(log, with_gradients=key[1])
-        live = highest(self._live[key], strategy.micro_batch_size or 1)
+        """Return the larger of that and the live memory of the forward and backward pass.
+
+        For FSDP2 it needs no trace of its own.
+        """
+        if strategy.engine is Engine.FSDP2:
+            log = self._log(_without_fsdp2(strategy))
+            lines = self._lines_of(log, with_gradients=False)
+            live = least_sharded_live_bytes(strategy, log, lines)
+        else:
+            log = self._log(strategy)
+            lines = self._lines_of(log, with_gradients=keeps_gradients(strategy))
+            live = highest(lines, strategy.micro_batch_size or 1)
         return max(self.least_bytes(strategy), self._least_states(strategy) + live)
+
+    def _lines_of(self, log: AllocationLog, *, with_gradients: bool) -> Lines:
+        key = id(log), with_gradients
+        if key not in self._live:
+            self._live[key] = live_lines(log, with_gradients=with_gradients)
+        return self._live[key]
 
     def _least_states(self, strategy: Strategy) -> int:
         problem = self._problem
@@ -137,6 +152,10 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             self._played[key] = _lines(small, large)
         return self._outside_bytes + highest(self._played[key], strategy.micro_batch_size or 1)
 
+    def is_known(self, strategy: Strategy) -> bool:
+        """Return True if a strategy's trace is there, or is one that the search makes anyway."""
+        return strategy.engine is not Engine.FSDP2 or self._request(strategy) in self._traces
+
     def fits_host(self, strategy: Strategy) -> bool:
         """Return True if one node's memory and NVMe disks are large enough."""
         if self._host(strategy).peak_bytes > self._problem.host_bytes:
@@ -147,9 +166,18 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         return nvme_bytes_needed(self._setup(strategy)) if strategy.uses_nvme else 0
 
     def seconds(self, strategy: Strategy) -> float | None:
-        """Return the time of an optimizer step."""
-        step_time = self._step_time(strategy)
+        """Return the time of an optimizer step; for FSDP2 without a trace of its own."""
+        if strategy.engine is Engine.FSDP2:
+            step_time = self._observed_runs.step_time(strategy, self._untraced_step_time)
+        else:
+            step_time = self._step_time(strategy)
         return step_time.seconds if step_time else None
+
+    def _untraced_step_time(self, strategy: Strategy) -> StepTime | None:
+        """Return the time of a step under FSDP2 by the operators of a log without FSDP2."""
+        log = self._log(_without_fsdp2(strategy))
+        setup = self._setup_of(log, strategy)
+        return estimate_step_time(setup, machine=self._problem.machine, rates=self._rates)
 
     def fits(self, strategy: Strategy) -> bool:
         """Return True if GPUs, hosts and disks are large enough."""
@@ -283,8 +311,11 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
 
     def _setup(self, strategy: Strategy, stage: int = -1) -> Setup:
         """Return the setup of a rank; ``stage`` counts from 0, or from -1 backwards."""
+        return self._setup_of(self._log(strategy, stage), strategy, stage)
+
+    def _setup_of(self, log: AllocationLog, strategy: Strategy, stage: int = -1) -> Setup:
         problem = self._problem
-        log, topology = self._log(strategy, stage), problem.topology
+        topology = problem.topology
         cuts = topology.num_replicas < topology.world_size
         kept = sum(parameter.num_elements for parameter in log.parameters) if cuts else 0
         return Setup(
@@ -301,20 +332,34 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             stage=_stage_of(problem, stage),
         )
 
-    def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
+    def _request(self, strategy: Strategy) -> TraceRequest:
         problem = self._problem
-        request = trace_request_for(
+        return trace_request_for(
             strategy,
             problem.workload,
             problem.smallest_gpu,
             use=problem.use,
             topology=problem.topology,
         )
+
+    def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
+        request = self._request(strategy)
         if request.pipeline_parallel_size > 1:
             request = replace(request, pipeline_place=stage % request.pipeline_parallel_size)
         if request not in self._traces:
-            self._traces[request] = self._trace(request)
+            self._traces[request] = self._traced(request)
         return self._traces[request].log_for(strategy.micro_batch_size or 1)
+
+    def _traced(self, request: TraceRequest) -> Trace:
+        if request.sharding is None:
+            return self._trace(request)
+        try:
+            trace = self._trace(request)
+        except UserError as error:
+            raise EngineRefusedError(Engine.FSDP2, error) from error
+        if not all(log.shards for log in trace.logs):
+            raise EngineRefusedError(Engine.FSDP2, fsdp2_needs_trace())
+        return trace
 
     def _play(self, strategy: Strategy, log: AllocationLog) -> Tape:
         return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
@@ -400,6 +445,18 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
     return rows * (source + target)
 
 
+def _without_fsdp2(strategy: Strategy) -> Strategy:
+    """Return the strategy of DeepSpeed whose trace has the activations that FSDP2's would have."""
+    return replace(
+        strategy,
+        engine=Engine.DEEPSPEED,
+        zero_stage=ZeroStage.GRADIENTS,
+        optimizer_offload=OffloadDevice.NONE,
+        param_offload=OffloadDevice.NONE,
+        quant_storage=None,
+    )
+
+
 OTHER_DEVICES = (8, 0)
 """ASSUMPTION: other devices than CUDA use the attention kernels of an A100."""
 _NO_TOKENS = 1
@@ -481,6 +538,7 @@ def _sharding(strategy: Strategy, topology: Topology) -> Sharding:
         precision=strategy.precision,
         cpu_offload=strategy.param_offload is OffloadDevice.CPU,
         micro_batches=min(strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES),
+        saves_whole=strategy.state_dict_type is StateDictType.FULL,
     )
 
 
@@ -500,10 +558,15 @@ _MADE = dict.fromkeys(
 
 
 class ClosedFormEstimator(TrainingEstimator):
-    """A TrainingEstimator without the allocator's replay."""
+    """A TrainingEstimator without the allocator's replay.
 
-    def __init__(self, problem: Problem, **known: Any) -> None:
+    Args:
+        stands_in: True to count FSDP2, which has no closed form, as ZeRO-3: to preselect what is traced.
+    """
+
+    def __init__(self, problem: Problem, *, stands_in: bool = False, **known: Any) -> None:
         super().__init__(problem, **known)
+        self._stands_in = stands_in
         self._seen: set[Strategy] = set()
 
     def least_played_bytes(self, strategy: Strategy) -> int:
@@ -516,6 +579,22 @@ class ClosedFormEstimator(TrainingEstimator):
             self._seen.add(alike)
             return self.least_live_bytes(strategy)
         return super().least_played_bytes(strategy)
+
+    def is_known(self, strategy: Strategy) -> bool:
+        return True
+
+    def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
+        return super()._log(self._stand_in(strategy), stage)
+
+    def _setup_of(self, log: AllocationLog, strategy: Strategy, stage: int = -1) -> Setup:
+        return super()._setup_of(log, self._stand_in(strategy), stage)
+
+    def _stand_in(self, strategy: Strategy) -> Strategy:
+        if strategy.engine is not Engine.FSDP2:
+            return strategy
+        if not self._stands_in:
+            raise EngineRefusedError(Engine.FSDP2, fsdp2_needs_trace())
+        return replace(strategy, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
     def _num_trained(self, strategy: Strategy) -> int:
         return 0  # closed forms do not know each parameter

@@ -35,6 +35,11 @@ _AROUND_FORWARD = "_zerofit_gathers_around_forward"
 """The files that copy an offloaded gradient to the host, and an offloaded shard to the device."""
 
 
+_FORMER_GROUPS: list[Any] = []
+"""Fake groups of this process. They are kept: what is left of a sharded model refers to its group until it is
+collected, and freed groups then corrupted the heap (torch 2.13)."""
+
+
 @contextmanager
 def fake_ranks(copies: int, shard_size: int) -> Iterator[Any]:
     """Make this process rank 0 of a process group whose collectives do nothing, and return its mesh.
@@ -57,6 +62,7 @@ def fake_ranks(copies: int, shard_size: int) -> Iterator[Any]:
             names = ("dp_replicate", "dp_shard") if copies > 1 else ("dp_shard",)
             yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
         finally:
+            _FORMER_GROUPS.extend(dist.distributed_c10d._world.pg_map)
             dist.destroy_process_group()
 
 

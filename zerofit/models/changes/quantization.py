@@ -144,12 +144,11 @@ def _heads_said(model: Any) -> str:
 
 
 def _packed_heads(model: Any) -> list[str]:
-    import torch
-
+    """Return the names of heads in 4 bits, whatever dtype bitsandbytes stores them in."""
     return [
         name
         for name in head_modules(model)
-        if any(parameter.dtype is torch.uint8 for parameter in model.get_submodule(name).parameters())
+        if any(hasattr(parameter, "quant_state") for parameter in model.get_submodule(name).parameters())
     ]
 
 

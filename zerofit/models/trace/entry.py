@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.allocation_log import Trace, TracedParameter
+from zerofit.core.allocation_log import Save, Trace, TracedParameter
 from zerofit.core.errors import UserError
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.trace.affine import difference, exact, fit, to_allocation_log
+from zerofit.models.trace.alone import trace_alone
 from zerofit.models.trace.attention import flash_package
 from zerofit.models.trace.cache import key_of, read_trace, write_trace
 from zerofit.models.trace.fsdp2 import ShardedModel, ShardedRuns, as_rank_0, saved_whole
@@ -69,15 +70,25 @@ def trace_model(
     path = None if cache_folder is None else cache_folder / f"{key_of(source, request)}.trace"
     trace = read_trace(path, request) if path else None
     if trace is None:
-        import transformers
-
-        config = transformers_config(source, trust_remote_code=source.trust_remote_code)
-        auto_class: Any = getattr(transformers, source.task.auto_class)
-        build = partial(auto_class.from_config, trust_remote_code=source.trust_remote_code)
-        trace = trace_config(config, build, request, on_progress=on_progress)
+        if request.sharding is None:
+            trace = trace_here(source, request, on_progress=on_progress)
+        else:
+            trace = trace_alone(source, request)
         if path:
             write_trace(path, trace)
     return trace
+
+
+def trace_here(
+    source: ModelSource, request: TraceRequest, *, on_progress: Callable[[str], None] | None = None
+) -> Trace:
+    """Return the logs of a model, made in this process."""
+    import transformers
+
+    config = transformers_config(source, trust_remote_code=source.trust_remote_code)
+    auto_class: Any = getattr(transformers, source.task.auto_class)
+    build = partial(auto_class.from_config, trust_remote_code=source.trust_remote_code)
+    return trace_config(config, build, request, on_progress=on_progress)
 
 
 def trace_config(
@@ -152,14 +163,19 @@ def trace_made(
         if mesh is None:
             return trace
         sharded = runs.shard(model)
-        return replace(trace, logs=tuple(with_shards(log, sharded) for log in trace.logs))
+        save = saved_whole(sharded) if request.sharding and request.sharding.saves_whole else Save()
+        return replace(trace, logs=tuple(with_shards(log, sharded, save=save) for log in trace.logs))
 
 
-def with_shards(log: AllocationLog, sharded: ShardedModel) -> AllocationLog:
-    """Return a log with what rank 0 holds of the whole model, and what a full state dict allocates."""
+def with_shards(log: AllocationLog, sharded: ShardedModel, *, save: Save | None = None) -> AllocationLog:
+    """Return a log with what rank 0 holds of the whole model, and what a full state dict allocates.
+
+    Args:
+        save: of the same model; None to gather it.
+    """
     shards = sharded.shards()
     of_parameters = tuple(shards[parameter.name] for parameter in log.parameters)
-    return replace(log, shards=of_parameters, save=saved_whole(sharded))
+    return replace(log, shards=of_parameters, save=saved_whole(sharded) if save is None else save)
 
 
 @contextmanager

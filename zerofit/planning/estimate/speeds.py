@@ -59,6 +59,10 @@ class Speeds:
     """Time of memory-bound operators under torch.compile, as a fraction of their eager time."""
     bus: Link | None
     """Bus bandwidth, in nccl-tests' sense, of a ring over the ranks with the same weights; None for one."""
+    shards: Link | None
+    """The same over the ranks that share a copy of FSDP2's weights."""
+    copies: Link | None
+    """The same over the ranks that hold the same shard of FSDP2's copies."""
     group: Link | None
     """From one rank to those that share its samples, in one direction; None without such ranks."""
     message_s: float
@@ -116,6 +120,8 @@ def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | No
         partition_step_s=rates.of(RateName.PARTITION_STEP).value,
         compiled=rates.of(RateName.COMPILED).value,
         bus=bus,
+        shards=_bus_in_copy(gpu, topology, rates) or bus,
+        copies=_bus_of_copies(machine, topology, rates) or bus,
         group=group,
         message_s=rates.of(RateName.MESSAGE).value,
         pinned_bytes_per_s=achieved(RateName.PINNED_COPY, gpu.host_bytes_per_s),
@@ -160,6 +166,23 @@ def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> Li
         node = _node_link(machine, rates)
         links.append(Link(node.bytes_per_s / rings, node.source))
     return min(links) if links else None
+
+
+def _bus_in_copy(gpu: GpuSpec, topology: Topology, rates: Rates) -> Link | None:
+    """Return the bus bandwidth in a copy of the weights that lies within a node; None if none does."""
+    return _peer_link(gpu, rates) if _copies_lie_in_nodes(topology) else None
+
+
+def _bus_of_copies(machine: Machine, topology: Topology, rates: Rates) -> Link | None:
+    """Return the bus bandwidth between such copies, whose shards form rings of their own over the nodes."""
+    if not _copies_lie_in_nodes(topology) or topology.num_nodes == 1:
+        return None
+    node = _node_link(machine, rates)
+    return Link(node.bytes_per_s / topology.dp_shard_size, node.source)
+
+
+def _copies_lie_in_nodes(topology: Topology) -> bool:
+    return topology.dp_replicate_size > 1 and topology.ranks_per_node % topology.dp_shard_size == 0
 
 
 def _group_link(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> Link | None:

@@ -66,13 +66,7 @@ class Fsdp2Engine(SimulatedEngine):
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
         if not setup.log.shards:
-            raise UserError(
-                "fsdp2-needs-trace",
-                "FSDP2 has no closed form",
-                found="FSDP2 with a log that no trace made, as --fast has it",
-                why="what FSDP2 allocates is known by running it on tensors without values",
-                fix="leave out --fast",
-            )
+            raise fsdp2_needs_trace()
         self._shards = setup.log.shards
         self._is_offloaded = setup.strategy.param_offload is not OffloadDevice.NONE
         self._num_steps = 0
@@ -201,6 +195,17 @@ class Fsdp2Engine(SimulatedEngine):
             else:
                 self.tape.free(blocks.pop(-entry))
         self.drop(blocks.values())
+
+
+def fsdp2_needs_trace() -> UserError:
+    """Return the error for FSDP2 with a log that no trace of it made."""
+    return UserError(
+        "fsdp2-needs-trace",
+        "FSDP2 has no closed form",
+        found="FSDP2 with a log that no trace made, as --fast has it",
+        why="what FSDP2 allocates is known by running it on tensors without values",
+        fix="leave out --fast",
+    )
 
 
 def _bytes(shard: Shard) -> int:
