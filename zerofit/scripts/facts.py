@@ -59,10 +59,10 @@ class UsedOptimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOption:
-    """An option of from_pretrained() whose value is that of a parsed argument."""
+    """An option of from_pretrained() whose value is that of a parsed argument, or is computed."""
 
-    argument: str
-    """The argument's destination."""
+    argument: str | None
+    """The argument's destination; None if the script itself computes a value that is not None."""
     is_replaced: bool = False
     """True if the script may give it another value first."""
 
@@ -120,7 +120,7 @@ class Model:
     is_always_after_setup: bool = False
     """True if each run makes it, behind an Accelerator() or TrainingArguments() that each run makes."""
     device_map: ModelOption | None = None
-    """The argument that gives its device_map; None if none does, or the script knows DeepSpeed there."""
+    """What gives its device_map, beside `keywords`; None if nothing does, or the script handles DeepSpeed."""
     quantization: Quantization | None = None
 
 

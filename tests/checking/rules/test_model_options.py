@@ -137,6 +137,39 @@ def test_an_unknown_script_may_take_a_device_map() -> None:
     assert _found(None, "--device_map auto", stage=2) == []
 
 
+@pytest.mark.parametrize(
+    "load",
+    [
+        f'{_MODEL}(path, device_map={{"": accelerator.local_process_index}})',
+        f'{_MODEL}(path, device_map={{"": int(os.environ["LOCAL_RANK"])}})',
+        f'spread = {{"": int(os.environ.get("LOCAL_RANK", 0))}}\n{_MODEL}(path, device_map=spread)',
+        f'spread = {{"": 0}} if alone else {{"": rank()}}\n{_MODEL}(path, device_map=spread)',
+        f'kwargs = {{"device_map": {{"": accelerator.process_index}}}}\n{_UNPACKED}',
+    ],
+)
+def test_a_map_that_the_script_computes_is_refused_under_zero3_alone(load: str) -> None:
+    assert [found.partition(":")[0] for found in _found(_script(load), "--bf16")] == [_ZERO3]
+    assert _found(_script(load), "--bf16", stage=2) == []
+    assert _found(_script(load), "--bf16", stage=0) == []
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        f"spread = None\nif model_args.qlora:\n    spread = {{'': r()}}\n{_MODEL}(path, device_map=spread)",
+        f"kwargs = {{}}\nif model_args.qlora:\n    kwargs['device_map'] = {{'': rank()}}\n{_UNPACKED}",
+        f"{_MODEL}(path, device_map={{'': rank()}} if model_args.qlora else None)",
+        f"if not training_args.deepspeed:\n    kwargs['device_map'] = {{'': rank()}}\n{_UNPACKED}",
+        f"{_MODEL}(path, device_map=None)",
+        f"{_MODEL}(path, device_map={{}})",
+        "def load(spread=None):\n    if several:\n        spread = {'': rank()}\n"
+        f"    return {_MODEL.removeprefix('model = ')}(path, device_map=spread)\nmodel = load()",
+    ],
+)
+def test_a_map_that_may_be_none(load: str) -> None:
+    assert _found(_script(load), "--bf16") == []
+
+
 _MADE = "BitsAndBytesConfig(load_in_4bit=True)"
 _QUANTIZED = {
     "a call": _script(f"{_MODEL}(path, quantization_config={_MADE})"),

@@ -289,6 +289,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
         case ast.Subscript():
             config_reads.mark_changed((evaluate(reading, target.value),))
             reading.scope.expressions.setdefault(ast.unparse(target), []).append(expression)
+            reading.conditional |= {expression} if reading.conditions else set()
 
 
 def _unpack(reading: Reading, targets: list[ast.expr], value: Value, expression: ast.expr) -> None:

@@ -28,8 +28,10 @@ _QUANTIZER = "BitsAndBytesConfig"
 
 
 def device_map_argument(reading: Reading, call: CallSite) -> ModelOption | None:
-    """Return the argument that gives a model's device_map; None if none does."""
+    """Return the argument that gives a model's device_map, or that the script computes it."""
     for expression in _option(reading.scope, call.node, _DEVICE_MAP):
+        if expression not in reading.conditional and _is_map(reading, expression):
+            return ModelOption(argument=None)
         found = _argument(reading.scope, expression)
         if found is not None:
             return ModelOption(argument=found[0], is_replaced=found[1])
@@ -122,6 +124,22 @@ def _argument(scope: Scope, node: ast.expr, steps: int = 0) -> tuple[str, bool] 
             return None
     found = [argument for arm in arms if (argument := _argument(scope, arm, steps + 1)) is not None]
     return (found[0][0], found[0][1] or len(arms) > 1) if found else None
+
+
+def _is_map(reading: Reading, node: ast.expr, steps: int = 0) -> bool:
+    """Return True for a dictionary such as `{"": local_rank}`, or a variable that is nothing else."""
+    if isinstance(node, ast.IfExp):
+        return all(_is_map(reading, arm, steps + 1) for arm in (node.body, node.orelse))
+    if isinstance(node, ast.Name) and steps < _MAX_STEPS:
+        made = reading.scope.assigned(node.id)
+        is_given = any(node.id in _parameters(function) for function in reading.functions)
+        return bool(made) and not is_given and all(_is_map(reading, arm, steps + 1) for arm in made)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_text or (isinstance(node, ast.Dict) and bool(node.values))
+
+
+def _parameters(function: ast.AST) -> set[str]:
+    return {part.arg for part in ast.walk(function) if isinstance(part, ast.arg)}
 
 
 def _is_none(node: ast.expr) -> bool:

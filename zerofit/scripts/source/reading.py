@@ -130,6 +130,8 @@ class Reading:
     conditions: list[Condition] = field(default_factory=list)
     quantizers: dict[ast.expr, tuple[Condition, ...]] = field(default_factory=dict)
     """Each BitsAndBytesConfig(), and the conditions under which it is made."""
+    conditional: set[ast.expr] = field(default_factory=set)
+    """Expressions that a key of a dictionary is set to under a condition."""
     loops: list[int] = field(default_factory=list)
     loop_nodes: list[ast.For | ast.AsyncFor | ast.While] = field(default_factory=list)
     """The loops around the present statement, the innermost last."""

@@ -46,7 +46,8 @@ def _device_map(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
         if model.is_before_setup:
             continue
-        if _device_map_of(model):
+        is_computed = model.device_map is not None and model.device_map.argument is None
+        if _device_map_of(model) or is_computed:
             stage = stage_of(situation)
             is_certain = model.is_always_after_setup and stage.confidence is Confidence.CERTAIN
             yield hit(model.made, confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY)
@@ -60,7 +61,8 @@ def _device_map(situation: Situation) -> Iterator[Hit]:
 
 def _given_device_map(situation: Situation, model: Model) -> Said[Any] | None:
     """Return the argument that gives a model's device_map, if it is given one."""
-    said = given_argument(situation, model.device_map.argument) if model.device_map else None
+    argument = model.device_map.argument if model.device_map else None
+    said = given_argument(situation, argument) if argument else None
     return said if said is not None and _is_map(said) else None
 
 
