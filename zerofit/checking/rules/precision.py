@@ -169,9 +169,10 @@ def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
     id="quantized-base-not-partitioned",
     severity=Severity.ERROR,
     summary="a base quantized by zerofit can't be partitioned by ZeRO-3",
-    why="ZeRO-3 partitions 4-bit weights too, but only once each rank has moved all of them to its GPU: "
-    "transformers makes them without zero.Init. Where that fits, ZeRO-2 does; FSDP2 shards block by block",
-    fix="set {engine} to fsdp2, set {zero_stage} to 2 or less, or leave out --quantize",
+    why="each rank first moves all 4-bit weights to its GPU, as transformers makes them without zero.Init; "
+    "where that fits, ZeRO-2 fits too",
+    fix="set {engine} to fsdp2, which shards them block by block, set {zero_stage} to 2 or less, or leave "
+    "out --quantize",
     see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py",
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )
