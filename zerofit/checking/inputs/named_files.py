@@ -84,7 +84,9 @@ def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Sai
     """Yield the value of each argument with these names that has one."""
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, equals, value = argument.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") in names:
+        # Some parsers have sections: --training_arguments.deepspeed FILE.
+        name = flag[2:].removeprefix("training_arguments.").removeprefix("training_args.")
+        if flag.startswith("--") and name.replace("-", "_") in names:
             said = Said(value=value, text=argument) if equals else None
             said = said or Said(value=following, text=f"{argument} {following}")
             if said.value:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.command_line import settings_of_zerofit
 from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.inputs.script_arguments import argument_pairs
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptFacts
     from zerofit.scripts.flag_names import FlagNames
 
-_NAMES_FILE = re.compile("--deepspeed[ =]")
+_NAMES_FILE = re.compile(r"--(training_arg(ument)?s\.)?deepspeed[ =]")
 _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 
 
@@ -94,7 +95,14 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     scripts, broken = read_scripts(targets)
     first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
     # Findings that concern no particular run are reported with the first.
-    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing, breaks=targets.breaks)
+    first = replace(
+        first,
+        broken=(*targets.broken, *broken),
+        missing=targets.missing,
+        missing_script=targets.missing_script,
+        missing_hostfile=targets.missing_hostfile,
+        breaks=targets.breaks,
+    )
     return (first, *others)
 
 
@@ -165,14 +173,16 @@ def _situation(
     route = (script.route if script else None) or targets.route
     if route is None and any(file.kind is FileKind.RECIPE for file in targets.files):
         route = Route.TRAINER
-    is_inferred = route is None and _is_named_for_trainer(targets, script)
+    is_named = route is None and _is_named_for_trainer(targets, script)
+    is_inferred = is_named or (route is None and script is None and _has_trainers_arguments(targets))
     route = Route.TRAINER if is_inferred else route
     trainer = None
     if route is Route.TRAINER:
         from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed
 
         trainer = trainer_of(script, route, targets)
-        if trainer is not None and is_inferred and not _is_certainly_trainers(trainer):
+        is_certain = is_named and trainer is not None and _is_certainly_trainers(trainer)
+        if trainer is not None and is_inferred and not is_certain:
             said = {
                 name: replace(setting, confidence=Confidence.LIKELY) for name, setting in trainer.said.items()
             }
@@ -203,6 +213,7 @@ def _situation(
         trainer=trainer,
         line=targets.line,
         checkpoint=targets.checkpoint,
+        hostfile=targets.hostfile,
         schemas=targets.schemas,
         topology=topology,
         machine=targets.machine,
@@ -228,6 +239,24 @@ def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
     if script is not None and script.find(Action.MAKE_PARSER):
         return False
     return any(file.named_by and _NAMES_FILE.match(file.named_by.text) for file in targets.files)
+
+
+_OF_TRAINER_ALONE = {
+    *("bf16", "fp16", "tf32", "do_train", "save_strategy", "eval_strategy", "evaluation_strategy", "optim"),
+    *("logging_steps", "save_total_limit", "ddp_timeout", "dataloader_num_workers", "remove_unused_columns"),
+}
+"""TrainingArguments that scripts with a loop of their own rarely have: three beside the output folder and the
+batch size show a Trainer. ASSUMPTION."""
+
+
+def _has_trainers_arguments(targets: Targets) -> bool:
+    """Return True if a script that can't be read gets arguments that only a Trainer's have together."""
+    command = targets.command
+    if command is None or command.script is None or "no_trainer" in command.script or targets.scripts:
+        return False
+    names = {name for name, _, _ in argument_pairs(targets.arguments)}
+    sizes = any(name.startswith("per_device_train_") for name in names)
+    return sizes and "output_dir" in names and len(names & _OF_TRAINER_ALONE) > 2
 
 
 def _is_certainly_trainers(trainer: TrainerSettings) -> bool:

@@ -175,7 +175,8 @@ def _class_of(text: str) -> str:
 
 
 def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[str, Said[Any]]]:
-    for name, value, text in argument_pairs(arguments):
+    for written, value, text in argument_pairs(arguments):
+        name = written.removeprefix("training_arguments.").removeprefix("training_args.")
         key, is_negated = _key(fields, name)
         if key is not None:
             yield key.name, Said(value=_converted(key, value, is_negated=is_negated), text=text)

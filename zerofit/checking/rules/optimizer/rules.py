@@ -372,7 +372,7 @@ def _unknown_type(situation: Situation) -> Iterator[Hit]:
     summary="DeepSpeed no longer has this optimizer",
     why="it removed the optimizers that compress gradients to one bit",
     fix="use AdamW, or install an earlier release",
-    see="https://github.com/deepspeedai/DeepSpeed/pull/8547",
+    see="https://github.com/deepspeedai/DeepSpeed/issues/8489",
     evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
 )
 def _removed_type(situation: Situation) -> Iterator[Hit]:
