@@ -170,6 +170,9 @@ class ScriptCall:
     """The state of the model; None if unknown, or without a model."""
     one_rank: Snippet | None = None
     """The condition under which only some ranks get here, such as `accelerator.is_main_process`."""
+    first_rank: Snippet | None = None
+    """MAKE_MODEL: the `with accelerator.main_process_first():` around it, which ranks pass one after the
+    other."""
     is_otherwise: bool = False
     """True if they get here when that condition is false, as after `if not main: return`."""
     is_engine_checked: bool = False

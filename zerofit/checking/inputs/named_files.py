@@ -106,11 +106,14 @@ def named_by_source(name: str, source: str, arguments: Sequence[str] = ()) -> It
     keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
     for action, taken in _KEYWORDS:
         keywords += [found for call in script.find(action) for found in call.keywords if found.name == taken]
+    found = set()
     for keyword in keywords:
         if isinstance(keyword.value, str):  # which may be beside the folder where it will run
+            found.add(keyword.value)
             yield replace(keyword.said, confidence=Confidence.LIKELY)
     for read in script.early_reads:
-        if read.file is not None and (named := read.file.literal or read.file.name):
+        is_new = read.file is not None and read.file.literal not in found
+        if is_new and read.file is not None and (named := read.file.literal or read.file.name):
             yield Said(value=named, text=read.reader.text, place=read.reader.place)
 
 

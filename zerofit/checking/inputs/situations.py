@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import Document
-    from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.facts import ScriptCall, ScriptFacts
     from zerofit.scripts.flag_names import FlagNames
 
 _NAMES_FILE = re.compile(r"--(training_arg(ument)?s\.)?deepspeed[ =]")
@@ -84,6 +84,47 @@ def _own_precision(
             text = f"Accelerator({keyword.text})"
             return replace(keyword.said, value=_SECTIONS[str(keyword.value)], text=text)
     return None
+
+
+_PLUGIN_DEVICES = {
+    "optimizer_offload": "offload_optimizer_device",
+    "param_offload": "offload_param_device",
+}
+
+
+def _own_plugin(script: ScriptFacts | None) -> ScriptCall | None:
+    """Return the only DeepSpeedPlugin that a script gives its Accelerator, if it says the ZeRO stage."""
+    if script is None or script.route is not Route.ACCELERATE:
+        return None
+    plugins, made = script.find(Action.MAKE_PLUGIN), script.find(Action.MAKE_ACCELERATOR)
+    if len(plugins) != 1 or plugins[0].is_conditional or plugins[0].given & {"hf_ds_config", "**"}:
+        return None
+    is_given = any("deepspeed_plugin" in call.given and not call.is_conditional for call in made)
+    stage = plugins[0].keyword("zero_stage")
+    return plugins[0] if is_given and stage is not None and stage.value in tuple(ZeroStage) else None
+
+
+def _settings_of_plugin(plugin: ScriptCall, settings: RunSettings) -> RunSettings:
+    """Return the settings with those of a script's own DeepSpeedPlugin, which replace the launcher's."""
+    stage = plugin.keyword("zero_stage")
+    if stage is None:
+        return settings
+    devices: dict[str, Any] = {}
+    for field, name in _PLUGIN_DEVICES.items():
+        keyword = plugin.keyword(name)
+        if keyword is not None and keyword.value in tuple(OffloadDevice):
+            devices[field] = replace(keyword.said, value=OffloadDevice(str(keyword.value)))
+        elif name not in plugin.given:
+            devices[field] = Said(value=OffloadDevice.NONE, text=f"no {name}")
+        else:
+            devices[field] = None
+    return replace(
+        settings,
+        engine=replace(stage.said, value=Engine.DEEPSPEED),
+        zero_stage=replace(stage.said, value=ZeroStage(stage.value)),
+        force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
+        **devices,
+    )
 
 
 def situations(targets: Targets) -> tuple[Situation, ...]:
@@ -196,6 +237,8 @@ def _situation(
         settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
     elif (own := _own_precision(trainer, script)) is not None:
         settings = replace(settings, precision=own)
+    if deepspeed is None and (plugin := _own_plugin(script)) is not None:
+        settings = _settings_of_plugin(plugin, settings)
     topology = topology_of_launch(accelerate, command)
     if targets.num_processes is not None:
         topology = Topology(world_size=targets.num_processes, on_cpu=bool(topology and topology.on_cpu))

@@ -30,6 +30,10 @@ _MAIN = {
     "is_rank_0", "is_rank_zero", "is_rank0", "is_global_zero", "is_master", "is_main",
 }  # fmt: skip
 _MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+_MAIN_FIRST = {
+    "main_process_first", "local_main_process_first", "torch_distributed_zero_first", "rank_zero_first",
+    "main_local_process_first", "zero_first", "global_main_process_first",
+}  # fmt: skip
 _LAST = {"is_last_process"}
 _RANKS = {"rank", "local_rank", "global_rank", "process_index", "local_process_index", "RANK", "LOCAL_RANK"}
 _SURE_RANKS = {"global_rank", "process_index", "local_process_index"}
@@ -85,6 +89,11 @@ def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
 def is_main_guard(test: ast.expr) -> bool:
     """Return True for `__name__ == "__main__"`, which holds in each run of a script."""
     return ast.unparse(test) in _MAIN_GUARDS
+
+
+def is_main_first(context: ast.expr) -> bool:
+    """Return True for `with accelerator.main_process_first():` and its kind: the other ranks wait for one."""
+    return isinstance(context, ast.Call) and _last_name(context.func) in _MAIN_FIRST
 
 
 def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:

@@ -224,14 +224,15 @@ def _ends_early(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
 
 
 def _read_with(reading: Reading, node: ast.With | ast.AsyncWith) -> bool:
-    num = len(reading.within)
+    num, num_first = len(reading.within), len(reading.one_after_other)
     for item in node.items:
         value = evaluate(reading, item.context_expr)
         if item.optional_vars is not None:
             _assign(reading, item.optional_vars, value, item.context_expr)
         reading.within += _effects_of(item.context_expr, reading.scope)
+        reading.one_after_other += [item.context_expr] * conditions.is_main_first(item.context_expr)
     ends = read_block(reading, node.body)
-    del reading.within[num:]
+    del reading.within[num:], reading.one_after_other[num_first:]
     return ends
 
 

@@ -86,7 +86,7 @@ def _missing(situation: Situation) -> Iterator[Hit]:
     why="the launcher starts it in each rank, and each fails",
     fix="name the script's file, or use -m for a module",
     see="https://huggingface.co/docs/accelerate/basic_tutorials/launch",
-    evidence=fails("No such file or directory"),
+    evidence=fails(not_reproduced="the harness starts scripts that exist"),
 )
 def _missing_script(situation: Situation) -> Iterator[Hit]:
     error = situation.missing_script

@@ -157,6 +157,9 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
 def _quantized_whole(situation: Situation) -> Iterator[Hit]:
     if situation.strategy is not None or situation.launcher is Launcher.ZEROFIT:
         return  # quantized-script-below-zero3
+    if situation.script is None:
+        for said in _quantizing_arguments(situation):
+            yield hit_of(replace(said, confidence=Confidence.LIKELY), why=_WHY_UNREAD)
     for model in _trained(situation, ModelConstructor.PRETRAINED):
         quantization = model.quantization
         if quantization is None:
@@ -165,6 +168,49 @@ def _quantized_whole(situation: Situation) -> Iterator[Hit]:
         asked = next((said for said in given if is_on(said)), None)
         if asked is not None or not quantization.arguments:
             yield hit(quantization.made, f" with {asked.text}" if asked else "")
+
+
+@Rule(
+    id="unsloth-without-zero3",
+    severity=Severity.ERROR,
+    summary="unsloth does not train under ZeRO-3",
+    why="it loads the whole model with a device_map, which transformers refuses under ZeRO-3",
+    fix="leave unsloth out, or set {zero_stage} to 2 or less",
+    see="https://github.com/hiyouga/LlamaFactory/issues/3949",
+    evidence=fails(not_reproduced="needs unsloth and a GPU"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _unsloth(situation: Situation) -> Iterator[Hit]:
+    said = given_argument(situation, "use_unsloth")
+    if said is not None and is_on(said):
+        yield hit_of(replace(said, confidence=Confidence.LIKELY), fix=f"leave {said.text} out, or use ZeRO-2")
+    backend = given_argument(situation, "tuner_backend")  # of ms-swift
+    if backend is not None and backend.value == "unsloth":
+        yield hit_of(replace(backend, confidence=Confidence.LIKELY))
+
+
+_QUANTIZES = {
+    "bits": ("4", "8"),
+    "quantization_bit": ("4", "8"),
+    "quant_bits": ("4", "8"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "use_4bit", "use_8bit"), ()),
+    **dict.fromkeys(("use_qlora", "q_lora", "qlora"), ()),
+}
+"""Arguments of public scripts that quantize the model, and the values that do; none: any that is on."""
+
+
+_WHY_UNREAD = (
+    "by its name it quantizes the model, which each rank then loads whole; earlier releases of transformers "
+    "refuse it (device_map)"
+)
+
+
+def _quantizing_arguments(situation: Situation) -> Iterator[Said[Any]]:
+    """Yield the arguments of a script that can't be read that by their names quantize its model."""
+    for name, values in _QUANTIZES.items():
+        said = given_argument(situation, name)
+        if said is not None and (str(said.value) in values if values else is_on(said)):
+            yield said
 
 
 @Rule(

@@ -54,6 +54,10 @@ print("weights", f"{outputs.abs().sum().item():.6f}")
 
 
 EXAMPLES = {
+    "unsloth-without-zero3": Examples(
+        bad=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth true"),
+        good=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth false"),
+    ),
     "zero3-device-map": Examples(
         bad=at_zero(
             3, changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")')

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from rule_examples.example import LANGUAGE, SMALL, Examples, at_zero, ending
+from rule_examples.example import LANGUAGE, SMALL, Examples, at_zero, changed, ending
 
 
 def _on_main(line: str) -> str:
     return f"if accelerator.is_main_process:\n    {line}"
 
 
+_MAKES = "model = AutoModelForCausalLM.from_config(config)"
 _SAVES_STATE = 'accelerator.save_state("checkpoint")'
 _GENERATES = 'model.module.generate(batch["input_ids"], max_new_tokens=4, do_sample=False)'
 _WEIGHTS = "accelerator.get_state_dict(model)"
@@ -37,6 +38,10 @@ EXAMPLES = {
     "zero3-weights-need-all-ranks": Examples(
         bad=at_zero(3, ending(LANGUAGE, _on_main(_GENERATES))),
         good=at_zero(3, ending(LANGUAGE, _GENERATES)),
+    ),
+    "zero3-model-made-by-all-ranks": Examples(
+        bad=at_zero(3, changed(LANGUAGE, _MAKES, f"with accelerator.main_process_first():\n    {_MAKES}")),
+        good=at_zero(3, LANGUAGE),
     ),
     "zero3-save-needs-gathered-weights": Examples(
         bad=at_zero(3, ending(LANGUAGE, _SAVES.format(""))),
