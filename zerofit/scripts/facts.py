@@ -216,6 +216,10 @@ class ScriptCall:
     num_loaders: int | None = None
     """PREPARE: number of DataLoaders passed; None if something unknown is passed, which may be one, or if the
     script itself sets DeepSpeed's micro batch size."""
+    iterator: Snippet | None = None
+    """PREPARE: a generator over a DataLoader that is passed in its place."""
+    without_section: Snippet | None = None
+    """MAKE_DUMMY_SCHEDULER: the condition that holds when DeepSpeed's file has no scheduler."""
     unsized_loader: Snippet | None = None
     """PREPARE: a DataLoader passed that has no batch_size, but a batch_sampler or whole batches."""
     is_outside_engine: bool = False
@@ -267,6 +271,8 @@ class ScriptFacts:
     models: tuple[Model, ...] = ()
     arguments: tuple[ScriptArgument, ...] = ()
     early_reads: tuple[EarlyRead, ...] = ()
+    sets_accumulation: bool = False
+    """True if it sets the Accelerator's steps of accumulation after it is made."""
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
@@ -388,6 +394,8 @@ class Action(StrEnum):
     MAKE_PLUGIN = "DeepSpeedPlugin()"
     MAKE_TRAINER = "Trainer()"
     MAKE_MODEL = "a model is made"
+    MAKE_DUMMY_SCHEDULER = "DummyScheduler()"
+    GATHER_STATE_DICT = "a helper that gathers parameters gets state_dict()"
     INITIALIZE = "deepspeed.initialize()"
     ZERO_INIT = "deepspeed.zero.Init()"
     SET_UP_RANKS = "deepspeed.init_distributed() or PartialState()"

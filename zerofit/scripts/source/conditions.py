@@ -96,6 +96,23 @@ def is_main_first(context: ast.expr) -> bool:
     return isinstance(context, ast.Call) and _last_name(context.func) in _MAIN_FIRST
 
 
+def lacks_section(test: ast.expr, scope: Scope, *, is_else: bool, section: str = "scheduler") -> bool:
+    """Return True if a condition holds when DeepSpeed's configuration lacks a section."""
+    if isinstance(test, ast.Name):
+        assigned = scope.assigned(test.id)
+        return len(assigned) == 1 and lacks_section(assigned[0], scope, is_else=is_else, section=section)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return lacks_section(test.operand, scope, is_else=not is_else, section=section)
+    if isinstance(test, ast.BoolOp):
+        found = [lacks_section(value, scope, is_else=is_else, section=section) for value in test.values]
+        return any(found)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.left, ast.Constant):
+        return False
+    wanted = ast.In if is_else else ast.NotIn
+    is_of_config = "deepspeed" in ast.unparse(test.comparators[0]).lower()
+    return test.left.value == section and isinstance(test.ops[0], wanted) and is_of_config
+
+
 def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
     holds = _OPERATIONS.get(type(test.ops[0]))
     if len(test.ops) != 1 or holds is None or not is_rank(test.left, scope):

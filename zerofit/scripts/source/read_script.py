@@ -132,6 +132,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         models=models,
         arguments=tuple(argument for argument in reading.arguments.values() if argument is not None),
         early_reads=tuple(dict.fromkeys(find_early_reads(reading))),
+        sets_accumulation=reading.sets_accumulation,
     )
 
 

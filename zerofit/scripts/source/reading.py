@@ -143,6 +143,8 @@ class Reading:
     """The loops' iterables that are split by rank, innermost last."""
     has_foreign_accelerator: bool = False
     """True if the separately analysed function got an Accelerator created elsewhere."""
+    sets_accumulation: bool = False
+    """True if an Accelerator's steps of accumulation are set after it is made."""
     num_nodes: int = 0
     is_in_foreign_trainer: bool = False
     """True if a subclass of Trainer is analysed separately: its methods' arguments are unknown."""

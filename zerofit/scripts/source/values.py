@@ -28,6 +28,8 @@ class ObjectKind(Enum):
     MODEL = auto()
     OPTIMIZER = auto()
     LOADER = auto()
+    ITERATOR = auto()
+    """A generator over a DataLoader, which is none itself: `of` is the DataLoader."""
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
     NAMESPACE = auto()
@@ -84,6 +86,8 @@ class TrackedObject:
     """For a model: see facts.Model."""
     made_under: frozenset[int] = frozenset()
     """For a model: ids of the conditions under which it is created."""
+    has_sampler: bool = False
+    """For a DataLoader: True if it gets a sampler, which may give each rank its own part."""
     has_batch_size: bool = True
     """For a DataLoader: False if it certainly has none."""
     is_in_zero_init: bool = False

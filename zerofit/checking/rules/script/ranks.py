@@ -147,6 +147,23 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
 
 
 @Rule(
+    id="zero3-state-dict-not-gathered",
+    severity=Severity.ERROR,
+    summary="under ZeRO-3 the tensors of state_dict() can't be gathered",
+    why="they are detached copies without DeepSpeed's ds_id, so that the helper takes them for whole weights "
+    "and saves empty placeholders",
+    fix="give the helper dict(model.named_parameters()), on every rank",
+    see="https://github.com/lm-sys/FastChat/pull/1285",
+    evidence=fails("size mismatch"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _gathers_copies(situation: Situation) -> Iterator[Hit]:
+    for call in unguarded_calls(situation, Action.GATHER_STATE_DICT):
+        if call.state in OF_ENGINE:
+            yield hit(call.seen)
+
+
+@Rule(
     id="zero3-generate-in-step",
     severity=Severity.ERROR,
     summary="under ZeRO-3 ranks must generate in step",

@@ -26,7 +26,46 @@ model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False
 """
 
 
+_GATHER = """\
+def whole(parameter):
+    if not hasattr(parameter, "ds_id"):
+        return parameter
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.data.clone()
+
+
+def whole_weights(named):
+    return {name: whole(parameter) for name, parameter in named.items()}
+
+
+"""
+_HELPED = changed(LANGUAGE, "accelerator = Accelerator()\n", f"{_GATHER}accelerator = Accelerator()\n")
+_HELPED = changed(
+    _HELPED,
+    "import torch\n",
+    "import deepspeed\nimport torch\nfrom peft import LoraConfig, get_peft_model\n",
+)
+_HELPED = changed(
+    _HELPED,
+    _MAKES,
+    f'{_MAKES}\nmodel = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))',
+)
+_FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+_HELPED = ending(
+    _HELPED,
+    f"""\
+state = whole_weights(model.module.state_dict())
+torch.nn.Linear(32, 4, bias=False).load_state_dict({{"weight": state["{_FIRST}"]}})
+""",
+)
+_HELPED_RIGHTLY = changed(_HELPED, "model.module.state_dict()", "dict(model.module.named_parameters())")
+
+
 EXAMPLES = {
+    "zero3-state-dict-not-gathered": Examples(
+        bad=at_zero(3, _HELPED),
+        good=at_zero(3, _HELPED_RIGHTLY),
+    ),
     "all-ranks-must-meet": Examples(
         bad=at_zero(1, ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
         good=at_zero(1, ending(SMALL, "accelerator.wait_for_everyone()")),
