@@ -282,3 +282,51 @@ def test_the_options_of_a_header() -> None:
     assert job.gpus_per_node is not None
     assert job.gpus_per_node[0] == 4
     assert batch_job("#!/bin/sh\necho\n", name="j") is None
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "found"),
+    [
+        (_TWO, "srun torchrun --nproc_per_node 8 a.py", "srun torchrun without --nnodes"),
+        (_TWO, "srun torchrun --nnodes=1 --nproc_per_node 8 a.py", "srun torchrun --nnodes=1"),
+        (_TWO, "srun accelerate launch --multi_gpu a.py", "srun accelerate launch without --num_machines"),
+        (
+            "#SBATCH -N 4\n",
+            "srun --ntasks-per-node=1 python -m torch.distributed.run --standalone a.py",
+            "srun python -m torch.distributed.run without --nnodes",
+        ),
+        (
+            "#SBATCH --ntasks=8\n#SBATCH --ntasks-per-node=4\n",
+            "srun torchrun --rdzv_backend c10d --rdzv_endpoint $HOST:29500 a.py --out $OUT",
+            "srun torchrun without --nnodes",
+        ),
+        (
+            _TWO,
+            "srun bash -c 'accelerate launch --num_machines 1 --num_processes 8 a.py'",
+            "srun accelerate launch --num_machines 1",
+        ),
+    ],
+)
+def test_a_launcher_that_counts_one_node_on_each_of_several(header: str, line: str, found: str) -> None:
+    told = [text for text in _told(f"{header}HOST=node1\nOUT=x\n{line}\n") if "nodes-train-alone" in text]
+    assert len(told) == 1
+    assert f" warning nodes-train-alone: {found}" in told[0].replace("accelerate  ", "accelerate ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{_TWO}srun torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint h:1 a.py\n",
+        f"{_TWO}srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 a.py\n",
+        f"{_TWO}export PET_NNODES=2\nsrun torchrun --nproc_per_node 8 a.py\n",
+        f"{_TWO}srun --nodes=1 --ntasks=1 torchrun --nproc_per_node 8 a.py &\n",
+        f"{_TWO}srun -w node1 torchrun --nproc_per_node 8 a.py\n",
+        f"{_TWO}srun torchrun $DISTRIBUTED a.py\n",
+        f"{_TWO}srun accelerate launch --config_file missing.yaml a.py\n",
+        f"{_TWO}srun accelerate launch --num_machines $SLURM_NNODES a.py\n",
+        f"{_TWO}srun python a.py\n",
+        "#SBATCH --nodes=1\nsrun torchrun --nproc_per_node 8 a.py\n",
+    ],
+)
+def test_lines_whose_nodes_meet_or_are_meant_alone(text: str) -> None:
+    assert [line for line in _told(text) if "nodes-train-alone" in line] == []

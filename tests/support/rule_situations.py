@@ -7,6 +7,7 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from captured_scripts import capture
 from rule_examples.example import (
     ACCELERATE_FILE,
@@ -19,6 +20,7 @@ from rule_examples.example import (
 
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.command_line import read_command
+from zerofit.checking.inputs.hostfiles import read_hostfile
 from zerofit.checking.inputs.named_files import named_files
 from zerofit.checking.inputs.shell_lines import shell_lines
 from zerofit.checking.inputs.situations import read_scripts, situations
@@ -29,13 +31,15 @@ from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import read_document
-from zerofit.core.errors import Unreadable
+from zerofit.core.errors import Unreadable, UserError
 from zerofit.machine.versions import probe_versions
+from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from zerofit.checking.rule import Rule
+    from zerofit.core.command import LaunchCommand
     from zerofit.core.facts import Versions
 
 
@@ -119,6 +123,9 @@ def _targets(example: Example, versions: Versions) -> Targets:
     return Targets(
         files=tuple(files.values()),
         missing=tuple(missing),
+        missing_script=_missing(SCRIPT_FILE) if example.lacks_script else None,
+        hostfile=read_hostfile(example.hostfile, name="hostfile") if example.hostfile else None,
+        missing_hostfile=_missing_hostfile(example, command),
         command=command,
         arguments=arguments,
         are_all_arguments=command is not None or bool(arguments),
@@ -129,6 +136,17 @@ def _targets(example: Example, versions: Versions) -> Targets:
         versions=versions,
         line=line,
     )
+
+
+def _missing(script: str) -> UserError:
+    with pytest.raises(UserError) as error:
+        check_script((f"no-such-folder/{script}",))
+    return error.value
+
+
+def _missing_hostfile(example: Example, command: LaunchCommand | None) -> str | None:
+    flag = command.find("hostfile") if command is not None else None
+    return flag.text if flag is not None and example.hostfile is None else None
 
 
 _KINDS = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.file_kinds import kind_of
+from zerofit.checking.inputs.hostfiles import read_hostfile
 from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.inputs.programs import (
     LAUNCHERS,
@@ -36,6 +37,7 @@ from zerofit.core.setting import Confidence, Said
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from zerofit.checking.inputs.hostfiles import Hostfile
     from zerofit.checking.inputs.programs import OtherProgram
     from zerofit.checking.inputs.shell_lines import ShellLine, WrittenFile
     from zerofit.configs.document import Document
@@ -114,6 +116,9 @@ class _Reading:
         self.files: dict[str, TargetFile] = {}
         """By real path, so that a file named twice is read once."""
         self.missing: list[Said[str]] = []
+        self.missing_script: UserError | None = None
+        self.hostfile: Hostfile | None = None
+        self.missing_hostfile: str | None = None
         self.errors: list[UserError] = []
         self.runs: list[Targets] = []
         """Those of launch lines in files."""
@@ -149,6 +154,9 @@ class _Reading:
         own = Targets(
             files=tuple(self.files.values()),
             missing=tuple(self.missing),
+            missing_script=self.missing_script,
+            hostfile=self.hostfile,
+            missing_hostfile=self.missing_hostfile,
             command=command,
             arguments=arguments,
             are_all_arguments=command is not None or bool(arguments),
@@ -283,22 +291,41 @@ class _Reading:
                         why="arguments after a script or launcher belong to it",
                         fix=f"zerofit check {word} FILES",
                     )
+                if self._has_lines_alone() and _is_argument(word):
+                    continue  # bash run.sh WORD
                 if self._read_target(word).kind is FileKind.SCRIPT:
                     return tuple(words[number + 1 :])
             except UserError as error:
                 self.errors.append(error)
         return ()
 
+    def _has_lines_alone(self) -> bool:
+        return bool(self.files) and all(file.kind is FileKind.LINES for file in self.files.values())
+
     def read_command(self, command: LaunchCommand) -> None:
         """Read a launch command's script, and accelerate's default file if no flag names one."""
         if command.script is not None:
             self._read_script(command, command.script)
+        self._read_hostfile(command)
         flag = command.find("config_file")
         is_read = self._reads_default and reads_default_file(command)
         default = _default_accelerate_file() if is_read else None
         if default is not None and (flag is None or not flag.value):
             said = Said(value=default, text="accelerate launch without --config_file")
             self.read_named(said, FileKind.ACCELERATE)
+
+    def _read_hostfile(self, command: LaunchCommand) -> None:
+        """Read the hostfile that a line of DeepSpeed's launcher names, unless its file may write it."""
+        flag = command.find("hostfile") if command.launcher is Launcher.DEEPSPEED else None
+        if flag is None or not flag.value or not is_literal(flag.value):
+            return
+        path = self._found(flag.value)
+        is_written = self._line is not None and flag.value in {*self._line.written, *self._line.named}
+        if os.path.isfile(path) and not is_written:
+            with suppress(OSError, UnicodeDecodeError):
+                self.hostfile = read_hostfile(read_bytes(path).decode(), name=flag.value)
+        elif self._line is None:
+            self.missing_hostfile = flag.text
 
     def _read_script(self, command: LaunchCommand, name: str) -> None:
         script: str | None = name
@@ -319,7 +346,10 @@ class _Reading:
             if script is not None:
                 self._add(script, script_file(script))
         except UserError as error:
-            self.errors.append(error)
+            is_missing = error.rule == "script-missing" and (command.flags or command.arguments)
+            if not is_missing:
+                self.errors.append(error)
+            self.missing_script = error if is_missing else None
 
     def _read_script_of_line(self, line: ShellLine, script: str | None) -> None:
         """Read the script of a line in a file; it may be in a folder that is not here."""
@@ -437,6 +467,11 @@ def _has_lines(name: str, data: bytes) -> bool:
     from zerofit.checking.inputs.line_files import has_lines  # imported only if needed, since it takes time
 
     return has_lines(name, data)
+
+
+def _is_argument(word: str) -> bool:
+    """Return True for a word behind a shell script that names no file."""
+    return not os.path.exists(word) and not os.path.splitext(word)[1] and not word.startswith("-")
 
 
 def _is_flag(word: str) -> bool:

@@ -16,12 +16,14 @@ from zerofit.core.setting import Confidence, Said
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.hostfiles import Hostfile
     from zerofit.checking.inputs.shell_lines import ShellLine
     from zerofit.checking.inputs.shell_words import LineBreak
     from zerofit.configs.document import BrokenFile, Document
     from zerofit.configs.schema import FoundKey, Schemas
     from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Launcher
+    from zerofit.core.errors import UserError
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
@@ -186,6 +188,12 @@ class Situation:
     schemas: Schemas | None = None
     missing: tuple[Said[str], ...] = ()
     """Named files that do not exist: the path, and the line or flag that names it."""
+    missing_script: UserError | None = None
+    """The error of a launcher whose script does not exist."""
+    hostfile: Hostfile | None = None
+    """The nodes that DeepSpeed's launcher is told of."""
+    missing_hostfile: str | None = None
+    """The flag that names a hostfile that does not exist."""
     broken: tuple[BrokenFile, ...] = ()
     """Files that could not be parsed as their kind."""
     breaks: tuple[LineBreak, ...] = ()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from zerofit.checking.engine import Finding
+    from zerofit.checking.inputs.hostfiles import Hostfile
     from zerofit.checking.inputs.programs import OtherProgram
     from zerofit.checking.inputs.shell_lines import ShellLine
     from zerofit.checking.inputs.shell_words import LineBreak
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Route
-    from zerofit.core.errors import Unreadable
+    from zerofit.core.errors import Unreadable, UserError
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.setting import Said
 
@@ -102,6 +103,12 @@ class Targets:
     files: tuple[TargetFile, ...] = ()
     missing: tuple[Said[str], ...] = ()
     """Named files that do not exist: the path, and the line or flag that names it."""
+    missing_script: UserError | None = None
+    """Why the command's script can't be read, if there is none, and the rest of the line is checked."""
+    hostfile: Hostfile | None = None
+    """The nodes that DeepSpeed's launcher is told of."""
+    missing_hostfile: str | None = None
+    """The flag that names a hostfile that does not exist."""
     command: LaunchCommand | None = None
     """The launcher's command line; its script is among the files."""
     arguments: tuple[str, ...] = ()

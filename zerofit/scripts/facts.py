@@ -195,6 +195,9 @@ class ScriptCall:
     """The state of the model; None if unknown, or without a model."""
     one_rank: Snippet | None = None
     """The condition under which only some ranks get here, such as `accelerator.is_main_process`."""
+    first_rank: Snippet | None = None
+    """MAKE_MODEL: the `with accelerator.main_process_first():` around it, which ranks pass one after the
+    other."""
     is_otherwise: bool = False
     """True if they get here when that condition is false, as after `if not main: return`."""
     is_engine_checked: bool = False
@@ -238,6 +241,10 @@ class ScriptCall:
     num_loaders: int | None = None
     """PREPARE: number of DataLoaders passed; None if something unknown is passed, which may be one, or if the
     script itself sets DeepSpeed's micro batch size."""
+    iterator: Snippet | None = None
+    """PREPARE: a generator over a DataLoader that is passed in its place."""
+    without_section: Snippet | None = None
+    """MAKE_DUMMY_SCHEDULER: the condition that holds when DeepSpeed's file has no scheduler."""
     unsized_loader: Snippet | None = None
     """PREPARE: a DataLoader passed that has no batch_size, but a batch_sampler or whole batches."""
     is_outside_engine: bool = False
@@ -292,6 +299,8 @@ class ScriptFacts:
     schedules: tuple[Schedule, ...] = ()
     loads_states: bool = False
     """True if some run of the script calls Accelerator.load_state()."""
+    sets_accumulation: bool = False
+    """True if it sets the Accelerator's steps of accumulation after it is made."""
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
@@ -413,6 +422,8 @@ class Action(StrEnum):
     MAKE_PLUGIN = "DeepSpeedPlugin()"
     MAKE_TRAINER = "Trainer()"
     MAKE_MODEL = "a model is made"
+    MAKE_DUMMY_SCHEDULER = "DummyScheduler()"
+    GATHER_STATE_DICT = "a helper that gathers parameters gets state_dict()"
     INITIALIZE = "deepspeed.initialize()"
     ZERO_INIT = "deepspeed.zero.Init()"
     SET_UP_RANKS = "deepspeed.init_distributed() or PartialState()"

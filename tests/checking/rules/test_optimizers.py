@@ -11,10 +11,11 @@ import pytest
 from zerofit.checking.engine import DEEPSPEED_NAMES, check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import RULES
-from zerofit.checking.situation import RunSettings, Situation
+from zerofit.checking.situation import RunSettings, Situation, TrainerSettings
 from zerofit.configs.document import Document, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.command import Launcher, Route
+from zerofit.core.facts import Versions
 from zerofit.core.optimizers.lookup import optimizer_of_deepspeed
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Place, Said
@@ -81,9 +82,16 @@ _UNTESTED = {"zero_allow_untested_optimizer": True}
         ("torch.SGD", {**_NATIVE, **_UNTESTED}, []),
         ("torch.SGD", {**_NATIVE, "stage": 0}, []),
         ("bitsandbytes.AdamW8bit", {}, []),
-        ("bitsandbytes.AdamW8bit", _OFFLOADED, ["offload-needs-adam"]),
+        ("bitsandbytes.AdamW8bit", _OFFLOADED, ["offload-changes-weight-decay"]),
         ("bitsandbytes.AdamW8bit", _UNFORCED, ["eight-bit-optimizer-on-cpu"]),
-        ("bitsandbytes.PagedAdamW", _OFFLOADED, ["offload-needs-adam"]),
+        ("bitsandbytes.PagedAdamW", _OFFLOADED, ["offload-changes-weight-decay"]),
+        (
+            "bitsandbytes.PagedAdamW8bit",
+            {**_OFFLOADED, "route": Route.TRAINER},
+            ["offload-changes-weight-decay"],
+        ),
+        ("bitsandbytes.Adam8bit", _OFFLOADED, ["offload-changes-weight-decay"]),
+        ("bitsandbytes.PagedLion8bit", _OFFLOADED, ["offload-needs-adam"]),
         ("bitsandbytes.Lion", _OFFLOADED, ["offload-swap-fails-in-prepare"]),
         ("bitsandbytes.Lion8bit", _OFFLOADED, ["offload-needs-adam"]),
         ("torch.Adagrad", _OFFLOADED, ["offload-swap-fails-in-prepare"]),
@@ -102,9 +110,9 @@ _UNTESTED = {"zero_allow_untested_optimizer": True}
         ("schedulefree.AdamWScheduleFree", {}, ["zero-flattens-tensors"]),
         ("schedulefree.AdamWScheduleFree", _OFFLOADED, ["offload-needs-adam"]),
         ("torchao.AdamW8bit", {}, []),
-        ("torchao.AdamW4bit", _OFFLOADED, ["offload-needs-adam"]),
+        ("torchao.AdamW4bit", _OFFLOADED, ["offload-changes-weight-decay"]),
         ("deepspeed.MuonWithAuxAdam", {"stage": 3}, ["muon-needs-whole-gradients"]),
-        ("deepspeed.DeepSpeedCPUAdam", _OFFLOADED, ["offload-needs-adam"]),
+        ("deepspeed.DeepSpeedCPUAdam", _OFFLOADED, ["offload-changes-weight-decay"]),
         ("deepspeed.DeepSpeedCPUAdam", {**_OFFLOADED, **_NATIVE}, []),
         ("deepspeed.DeepSpeedCPUAdam", {}, ["cpu-optimizer-needs-offload"]),
         ("deepspeed.DeepSpeedCPUAdam", {"on_cpu": True}, []),
@@ -115,7 +123,13 @@ _UNTESTED = {"zero_allow_untested_optimizer": True}
         ("other:lion_pytorch.Lion", _NATIVE, ["untested-optimizer-needs-flag"]),
         (None, {"optimizer": {"type": "AdamW"}, **_OFFLOADED}, []),
         (None, {"optimizer": {"type": "adamw"}, **_OFFLOADED, **_NATIVE}, []),
-        (None, {"optimizer": {"type": "OneBitAdam"}}, ["unknown-optimizer-type"]),
+        *(
+            (None, {"optimizer": {"type": kind}}, ["optimizer-type-removed"])
+            for kind in ("OneBitAdam", "OnebitAdam", "onebitlamb", "ZeroOneAdam", "zerooneadam")
+        ),
+        (None, {"optimizer": {"type": "AdamP"}}, ["unknown-optimizer-type"]),
+        (None, {"optimizer": {"type": "MUON"}, "stage": 2}, []),
+        (None, {"optimizer": {"type": "LION"}}, []),
         (None, {"optimizer": {"type": "sgd"}}, ["unknown-optimizer-type"]),
         (None, {"optimizer": {"type": "SparseAdam"}}, []),
         (None, {"optimizer": {"type": "MuAdam"}}, []),
@@ -174,6 +188,48 @@ def test_an_unknown_optimizer_or_route_is_said_where_it_matters() -> None:
     unknown = replace(offloaded, settings=replace(offloaded.settings, optimizer=None))
     assert _facts(unknown) == {"the optimizer, which the script creates"}
     assert _facts(_situation("config.AdamW", offload=_CPU, route=None)) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "deepspeed", "stage", "expected"),
+    [
+        ("OneBitAdam", "0.19.6", 0, []),
+        ("OnebitAdam", "0.18.3", 0, []),
+        ("OnebitLamb", "0.19.6", 1, ["onebit-optimizer-without-zero"]),
+        ("zerooneadam", "0.19.0", 2, ["onebit-optimizer-without-zero"]),
+        ("OneBitAdam", "0.19.6", 3, ["onebit-optimizer-without-zero"]),
+        ("OneBitAdam", "0.19.7", 0, ["optimizer-type-removed"]),
+        ("ZeroOneAdam", "0.20.1", 2, ["optimizer-type-removed"]),
+        ("AdamW", "0.19.6", 2, []),
+    ],
+)
+def test_one_bit_optimizers_are_judged_by_the_installed_release(
+    kind: str, deepspeed: str, stage: int, expected: list[str]
+) -> None:
+    versions = Versions(python="3.11", zerofit="0", deepspeed=deepspeed)
+    situation = replace(_situation(None, stage=stage, optimizer={"type": kind}), versions=versions)
+    assert _ids(situation) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, ["offload-ignores-eight-bits"]),  # Trainer's default decay is 0
+        ({"weight_decay": 0.0}, ["offload-ignores-eight-bits"]),
+        ({"weight_decay": 0.1}, ["offload-changes-weight-decay"]),
+        ({"weight_decay": 1e-4}, ["offload-changes-weight-decay"]),
+        (None, ["offload-changes-weight-decay"]),
+    ],
+)
+def test_a_swapped_variant_of_adam_is_judged_by_its_weight_decay(
+    arguments: dict[str, float] | None, expected: list[str]
+) -> None:
+    said = {name: Said(value=value, text=f"{name}={value}") for name, value in (arguments or {}).items()}
+    trainer = TrainerSettings(said=said, is_complete=arguments is not None)
+    situation = _situation("bitsandbytes.PagedAdamW8bit", offload=_CPU, route=Route.TRAINER)
+    assert _ids(replace(situation, trainer=trainer)) == expected
+    paged = _situation("bitsandbytes.PagedAdamW", offload=_CPU, route=Route.TRAINER)
+    assert _ids(replace(paged, trainer=trainer)) == [rule for rule in expected if "bits" not in rule]
 
 
 def _facts(situation: Situation) -> set[str]:

@@ -84,7 +84,9 @@ def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Sai
     """Yield the value of each argument with these names that has one."""
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, equals, value = argument.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") in names:
+        # Some parsers have sections: --training_arguments.deepspeed FILE.
+        name = flag[2:].removeprefix("training_arguments.").removeprefix("training_args.")
+        if flag.startswith("--") and name.replace("-", "_") in names:
             said = Said(value=value, text=argument) if equals else None
             said = said or Said(value=following, text=f"{argument} {following}")
             if said.value:
@@ -104,11 +106,14 @@ def named_by_source(name: str, source: str, arguments: Sequence[str] = ()) -> It
     keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
     for action, taken in _KEYWORDS:
         keywords += [found for call in script.find(action) for found in call.keywords if found.name == taken]
+    found = set()
     for keyword in keywords:
         if isinstance(keyword.value, str):  # which may be beside the folder where it will run
+            found.add(keyword.value)
             yield replace(keyword.said, confidence=Confidence.LIKELY)
     for read in script.early_reads:
-        if read.file is not None and (named := read.file.literal or read.file.name):
+        is_new = read.file is not None and read.file.literal not in found
+        if is_new and read.file is not None and (named := read.file.literal or read.file.name):
             yield Said(value=named, text=read.reader.text, place=read.reader.place)
 
 

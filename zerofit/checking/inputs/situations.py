@@ -21,6 +21,7 @@ from zerofit.checking.inputs.accelerate import (
     uses_deepspeed,
 )
 from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.inputs.script_arguments import argument_pairs
 from zerofit.checking.inputs.zerofit_line import (
     settings_of_zerofit,
     topology_of_zerofit,
@@ -42,10 +43,10 @@ if TYPE_CHECKING:
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import Document
     from zerofit.core.command import LaunchCommand
-    from zerofit.scripts.facts import ScriptFacts
+    from zerofit.scripts.facts import ScriptCall, ScriptFacts
     from zerofit.scripts.flag_names import FlagNames
 
-_NAMES_FILE = re.compile("--deepspeed[ =]")
+_NAMES_FILE = re.compile(r"--(training_arg(ument)?s\.)?deepspeed[ =]")
 
 
 def _own_precision(
@@ -62,6 +63,47 @@ def _own_precision(
     return None
 
 
+_PLUGIN_DEVICES = {
+    "optimizer_offload": "offload_optimizer_device",
+    "param_offload": "offload_param_device",
+}
+
+
+def _own_plugin(script: ScriptFacts | None) -> ScriptCall | None:
+    """Return the only DeepSpeedPlugin that a script gives its Accelerator, if it says the ZeRO stage."""
+    if script is None or script.route is not Route.ACCELERATE:
+        return None
+    plugins, made = script.find(Action.MAKE_PLUGIN), script.find(Action.MAKE_ACCELERATOR)
+    if len(plugins) != 1 or plugins[0].is_conditional or plugins[0].given & {"hf_ds_config", "**"}:
+        return None
+    is_given = any("deepspeed_plugin" in call.given and not call.is_conditional for call in made)
+    stage = plugins[0].keyword("zero_stage")
+    return plugins[0] if is_given and stage is not None and stage.value in tuple(ZeroStage) else None
+
+
+def _settings_of_plugin(plugin: ScriptCall, settings: RunSettings) -> RunSettings:
+    """Return the settings with those of a script's own DeepSpeedPlugin, which replace the launcher's."""
+    stage = plugin.keyword("zero_stage")
+    if stage is None:
+        return settings
+    devices: dict[str, Any] = {}
+    for field, name in _PLUGIN_DEVICES.items():
+        keyword = plugin.keyword(name)
+        if keyword is not None and keyword.value in tuple(OffloadDevice):
+            devices[field] = replace(keyword.said, value=OffloadDevice(str(keyword.value)))
+        elif name not in plugin.given:
+            devices[field] = Said(value=OffloadDevice.NONE, text=f"no {name}")
+        else:
+            devices[field] = None
+    return replace(
+        settings,
+        engine=replace(stage.said, value=Engine.DEEPSPEED),
+        zero_stage=replace(stage.said, value=ZeroStage(stage.value)),
+        force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
+        **devices,
+    )
+
+
 def situations(targets: Targets) -> tuple[Situation, ...]:
     """Return the situation of each run that the targets define.
 
@@ -73,7 +115,14 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     first, *others = [_situation(targets, *run) for run in runs]
     others += _of_files_alone(targets, runs)
     # Findings that concern no particular run are reported with the first.
-    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing, breaks=targets.breaks)
+    first = replace(
+        first,
+        broken=(*targets.broken, *broken),
+        missing=targets.missing,
+        missing_script=targets.missing_script,
+        missing_hostfile=targets.missing_hostfile,
+        breaks=targets.breaks,
+    )
     return (first, *others)
 
 
@@ -189,14 +238,16 @@ def _situation(
     route = (script.route if script else None) or targets.route
     if route is None and any(file.kind is FileKind.RECIPE for file in targets.files):
         route = Route.TRAINER
-    is_inferred = route is None and _is_named_for_trainer(targets, script)
+    is_named = route is None and _is_named_for_trainer(targets, script)
+    is_inferred = is_named or (route is None and script is None and _has_trainers_arguments(targets))
     route = Route.TRAINER if is_inferred else route
     trainer = None
     if route is Route.TRAINER:
         from zerofit.checking.inputs.training_arguments import trainer_of  # imported only if needed
 
         trainer = trainer_of(script, route, targets)
-        if trainer is not None and is_inferred and not _is_certainly_trainers(trainer):
+        is_certain = is_named and trainer is not None and _is_certainly_trainers(trainer)
+        if trainer is not None and is_inferred and not is_certain:
             said = {
                 name: replace(setting, confidence=Confidence.LIKELY) for name, setting in trainer.said.items()
             }
@@ -212,6 +263,8 @@ def _situation(
             settings = replace(settings, engine=launch.engine)
     elif (own := _own_precision(trainer, script)) is not None:
         settings = replace(settings, precision=own)
+    if deepspeed is None and (plugin := _own_plugin(script)) is not None:
+        settings = _settings_of_plugin(plugin, settings)
     topology = topology_of_launch(accelerate, launched)
     if own_line is not None:
         command = without_ineffective(own_line, accelerate, deepspeed)
@@ -237,6 +290,7 @@ def _situation(
         trainer=trainer,
         line=targets.line,
         checkpoint=targets.checkpoint,
+        hostfile=targets.hostfile,
         schemas=targets.schemas,
         topology=topology,
         machine=targets.machine,
@@ -262,6 +316,24 @@ def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
     if script is not None and script.find(Action.MAKE_PARSER):
         return False
     return any(file.named_by and _NAMES_FILE.match(file.named_by.text) for file in targets.files)
+
+
+_OF_TRAINER_ALONE = {
+    *("bf16", "fp16", "tf32", "do_train", "save_strategy", "eval_strategy", "evaluation_strategy", "optim"),
+    *("logging_steps", "save_total_limit", "ddp_timeout", "dataloader_num_workers", "remove_unused_columns"),
+}
+"""TrainingArguments that scripts with a loop of their own rarely have: three beside the output folder and the
+batch size show a Trainer. ASSUMPTION."""
+
+
+def _has_trainers_arguments(targets: Targets) -> bool:
+    """Return True if a script that can't be read gets arguments that only a Trainer's have together."""
+    command = targets.command
+    if command is None or command.script is None or "no_trainer" in command.script or targets.scripts:
+        return False
+    names = {name for name, _, _ in argument_pairs(targets.arguments)}
+    sizes = any(name.startswith("per_device_train_") for name in names)
+    return sizes and "output_dir" in names and len(names & _OF_TRAINER_ALONE) > 2
 
 
 def _is_certainly_trainers(trainer: TrainerSettings) -> bool:

@@ -43,6 +43,8 @@ _AXOLOTL = {
 
 Source: https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/core/builders/base.py
 """
+_OF_MODEL = ("use_unsloth", "quantization_bit", "load_in_4bit", "load_in_8bit")
+"""Keys of recipes that are no TrainingArguments, and that rules on the model need."""
 _AXOLOTL_MARK = "base_model"
 """The key that each of its recipes must have."""
 _LLAMA_FACTORY_MARKS = ("finetuning_type", "cutoff_len", "template")
@@ -157,7 +159,8 @@ def _of_recipe(recipe: Document, fields: Section, former: Collection[str]) -> di
             value = _converted(key, value, is_negated=False)
         is_replaced = key is not None and bool(key.choices) and value not in key.choices
         is_replaced = is_axolotl and (is_replaced or said.value in (None, "auto"))
-        is_own = key is None and name not in handed_on and (is_axolotl or is_llama_factory)
+        is_kept = name in handed_on or name in _OF_MODEL
+        is_own = key is None and not is_kept and (is_axolotl or is_llama_factory)
         if not is_replaced and not is_own:
             found[name] = replace(said, value=value)
     return found
@@ -175,7 +178,8 @@ def _class_of(text: str) -> str:
 
 
 def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[str, Said[Any]]]:
-    for name, value, text in argument_pairs(arguments):
+    for written, value, text in argument_pairs(arguments):
+        name = written.removeprefix("training_arguments.").removeprefix("training_args.")
         key, is_negated = _key(fields, name)
         if key is not None:
             yield key.name, Said(value=_converted(key, value, is_negated=is_negated), text=text)

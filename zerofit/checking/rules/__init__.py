@@ -17,7 +17,15 @@ from zerofit.checking.rules.deepspeed import (
     values,
 )
 from zerofit.checking.rules.fsdp import strategy as fsdp_strategy
-from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks, visible_gpus
+from zerofit.checking.rules.launch import (, batch_jobs, files, flags, machines, ranks, visible_gpus
+    batch_jobs,
+    files,
+    flags,
+    hostfiles,
+    machines,
+    ranks,
+    visible_gpus,
+)
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
 from zerofit.checking.rules.script import checkpoints as script_checkpoints
@@ -44,6 +52,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *flags.RULES,
     *machines.RULES,
     *visible_gpus.RULES,
+    *hostfiles.RULES,
     *ranks.RULES,
     *offload.RULES,
     *tensor_parallel.RULES,

@@ -37,6 +37,8 @@ class Swap(StrEnum):
     FAILS_ON_BETAS = "CPU Adam can't use its three betas"
     FAILS_AS_ADAGRAD = "CPU Adagrad refuses an argument"
     FAILS_AS_LION = "CPU Lion refuses an argument"
+    ADAM = "CPU Adam computes the same in fp32, with Adam's weight decay"
+    """accelerate passes adamw_mode=False for all but torch's AdamW and bitsandbytes' with 32 bits."""
     OTHER = "CPU Adam computes something else"
 
 
@@ -137,8 +139,8 @@ class OptimizerEntry:
     ignores_case: bool = False
     """True for a type that DeepSpeed's file may spell in any case (deepspeed/runtime/config.py,
     DEEPSPEED_OPTIMIZERS)."""
-    is_removed: bool = False
-    """True for a type that DeepSpeed has removed."""
+    until: str = ""
+    """Of a type that DeepSpeed has removed: the first release without it."""
     package: str = ""
     """The package that makes it, if `make evidence` runs without it: under DeepSpeed it was not measured."""
     is_too_slow: bool = False

@@ -203,6 +203,7 @@ _BITSANDBYTES = (
                 bits=8,
             ),
             "memory": of.ADAMW_8BIT,
+            "swap": Swap.ADAM,
             "variants": _in_pages(of.PAGED_ADAMW_8BIT),
         },
     ),
@@ -220,6 +221,7 @@ _BITSANDBYTES = (
                 bits=32,
             ),
             "memory": of.PAGED_ADAMW,
+            "swap": Swap.ADAM,
         },
         narrow={
             "trainer": (_PAGED_8BIT,),
@@ -232,6 +234,7 @@ _BITSANDBYTES = (
                 bits=8,
             ),
             "memory": of.PAGED_ADAMW_8BIT,
+            "swap": Swap.ADAM,
         },
     ),
     *_family(
@@ -241,12 +244,12 @@ _BITSANDBYTES = (
             "swap": Swap.SAME_WITHOUT_DECAY,
             "variants": _in_pages(of.PAGED_ADAMW),
         },
-        narrow={"memory": of.ADAMW_8BIT},
+        narrow={"memory": of.ADAMW_8BIT, "swap": Swap.ADAM},
     ),
     *_family(
         "PagedAdam",
         wide={"memory": of.PAGED_ADAMW, "swap": Swap.SAME_WITHOUT_DECAY},
-        narrow={"memory": of.PAGED_ADAMW_8BIT},
+        narrow={"memory": of.PAGED_ADAMW_8BIT, "swap": Swap.ADAM},
     ),
     *_family(
         "Lion",
@@ -335,8 +338,8 @@ _BITSANDBYTES = (
 )
 _ADAM_OF_DEEPSPEED = {"memory": of.FUSED_ADAMW, "is_tested": True, "is_converted": True}
 _DEEPSPEED = (
-    _entry("deepspeed.DeepSpeedCPUAdam", **_ADAM_OF_DEEPSPEED, device=Device.CPU),
-    _entry("deepspeed.FusedAdam", **_ADAM_OF_DEEPSPEED),
+    _entry("deepspeed.DeepSpeedCPUAdam", **_ADAM_OF_DEEPSPEED, device=Device.CPU, swap=Swap.ADAM),
+    _entry("deepspeed.FusedAdam", **_ADAM_OF_DEEPSPEED, swap=Swap.ADAM),
     _entry("deepspeed.DeepSpeedCPUAdagrad", **_ONE_STATE, device=Device.CPU, is_tested=True),
     _entry("deepspeed.DeepSpeedCPULion", memory=of.LION, device=Device.CPU, is_tested=True),
     _entry("deepspeed.FusedLion", memory=of.LION, device=Device.GPU, is_tested=True),
@@ -379,7 +382,11 @@ _CONFIG = (
     _config("LBFGS", needs_closure=True),
     _entry("config.SparseAdam"),
     *(_entry(f"config.{kind}", package="mup", ignores_case=True) for kind in ("MuAdam", "MuAdamW", "MuSGD")),
-    *(_entry(f"config.{kind}", is_removed=True) for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")),
+    # Up to 0.19.6 (deepspeed/runtime/config.py, DEEPSPEED_OPTIMIZERS), and only without ZeRO.
+    *(
+        _entry(f"config.{kind}", until="0.19.7", ignores_case=True)
+        for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+    ),
 )
 """What DeepSpeed creates from optimizer.type: its own, and any class of torch.optim."""
 
@@ -416,7 +423,7 @@ CPU ranks at stages 2 and 3: "IndexError: tuple index out of range" (galore-torc
 # Run once by hand likewise: off by 2.9e-3 with torchao 0.18.0, by 1.2e-6 with schedule-free 1.4.1 in train
 # mode, the only one in which ZeRO's weights are the optimizer's. With amsgrad torchao's first step fails: its
 # states have no aten.maximum.
-_TORCHAO_TRAITS = {"update": Update.BLOCK, "package": "torchao"}
+_TORCHAO_TRAITS = {"update": Update.BLOCK, "package": "torchao", "swap": Swap.ADAM}
 _TWO_SETS = {
     "memory": of.FOREACH_ADAMW,
     "is_exact": False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.setting import Confidence
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
 from zerofit.scripts.source import config_reads, model_options, names, parsers, schedules, weights
-from zerofit.scripts.source.conditions import exclude
+from zerofit.scripts.source.conditions import exclude, lacks_section
 from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
 from zerofit.scripts.source.values import (
     Constant,
@@ -70,6 +70,7 @@ _ACCELERATOR_ACTIONS = {
     "get_state_dict": Action.GET_STATE_DICT,
 }
 _GATHERS = {"gather", "gather_for_metrics"}
+_ITERATES = ("iter", "enumerate", "zip", "map")
 _PREPARE = {"prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
 _PREPARED = (ObjectKind.MODEL, ObjectKind.OPTIMIZER, ObjectKind.LOADER)
 _ADAPTS = {"peft.get_peft_model", "peft.mapping.get_peft_model"}
@@ -96,6 +97,8 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if (read := config_reads.call_builtin(reading, name, call)) is not None:
         return read
+    if name in _ITERATES and not is_method and (iterator := iterator_over(call)) is not None:
+        return iterator
     mark_escaped(call.values)
     config_reads.mark_changed(call.values, name)
     parsers.mark_arguments_unknown(call.values, name)
@@ -202,12 +205,29 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     elif name in _CLIP:
         _record_clip(reading, call)
     elif name == "torch.utils.data.DataLoader":
-        return TrackedObject(kind=ObjectKind.LOADER, node=node, has_batch_size=_has_batch_size(call))
+        has_sampler = bool(given_to(call) & {"sampler", "batch_sampler", "**"})
+        return TrackedObject(
+            kind=ObjectKind.LOADER, node=node, has_batch_size=_has_batch_size(call), has_sampler=has_sampler
+        )
+    elif name in names.DUMMY_SCHEDULERS:
+        _record_dummy_scheduler(reading, call)
+    elif last == "cycle" and (iterator := iterator_over(call)) is not None:
+        return iterator
     else:
         mark_escaped(call.values)
         config_reads.mark_changed(call.values, last)
         return _make_optimizer(reading, name, call)
     return None
+
+
+def _record_dummy_scheduler(reading: Reading, call: CallSite) -> None:
+    """Record accelerate's placeholder, and the condition under which the file has no scheduler."""
+    tests = ((condition.test, condition.is_else) for condition in reading.conditions)
+    wrong = next(
+        (test for test, is_else in tests if lacks_section(test, reading.scope, is_else=is_else)), None
+    )
+    more = {"without_section": reading.text.snippet(wrong) if wrong is not None else None}
+    reading.record_with_keywords(Action.MAKE_DUMMY_SCHEDULER, call, more=more)
 
 
 def _has_batch_size(call: CallSite) -> bool:
@@ -440,6 +460,7 @@ def _prepare(reading: Reading, call: CallSite, *, is_whole: bool) -> Value:
         "num_models": len({id(model.root) for model in models}),
         "has_optimizer": is_open or any(tracked.kind is ObjectKind.OPTIMIZER for tracked in objects),
         "half_weights": weights.half_weights(reading, call.arguments),
+        "iterator": next((reading.text.snippet(made.node) for made in objects if _hides_loader(made)), None),
     }
     reading.record(Action.PREPARE, call.node, models[0] if models else None, more=more)
     for node, value in zip(getattr(call.node, "args", ()), call.arguments, strict=False):
@@ -447,6 +468,21 @@ def _prepare(reading: Reading, call: CallSite, *, is_whole: bool) -> Value:
             _unknown_optimizer(reading, node).is_prepared = True
     prepared = tuple(_prepared(value, call.node) for value in call.arguments)
     return prepared[0] if len(prepared) == 1 else Several(prepared)
+
+
+def _hides_loader(tracked: TrackedObject) -> bool:
+    """Return True for a generator over a DataLoader that nothing has split over the ranks."""
+    loader = tracked.of if tracked.kind is ObjectKind.ITERATOR else None
+    return loader is not None and not loader.is_prepared and not loader.has_sampler
+
+
+def iterator_over(call: CallSite) -> TrackedObject | None:
+    """Return the generator that a call makes of a DataLoader; None without one."""
+    values = (value for value in call.values if isinstance(value, TrackedObject))
+    loader = next((value for value in values if value.kind is ObjectKind.LOADER), None)
+    if loader is None:
+        return None
+    return TrackedObject(kind=ObjectKind.ITERATOR, node=call.node, of=loader)
 
 
 def _prepared(value: Value, node: ast.expr) -> Value:

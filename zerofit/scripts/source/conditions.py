@@ -30,6 +30,10 @@ _MAIN = {
     "is_rank_0", "is_rank_zero", "is_rank0", "is_global_zero", "is_master", "is_main",
 }  # fmt: skip
 _MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
+_MAIN_FIRST = {
+    "main_process_first", "local_main_process_first", "torch_distributed_zero_first", "rank_zero_first",
+    "main_local_process_first", "zero_first", "global_main_process_first",
+}  # fmt: skip
 _LAST = {"is_last_process"}
 _RANKS = {"rank", "local_rank", "global_rank", "process_index", "local_process_index", "RANK", "LOCAL_RANK"}
 _SURE_RANKS = {"global_rank", "process_index", "local_process_index"}
@@ -85,6 +89,28 @@ def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
 def is_main_guard(test: ast.expr) -> bool:
     """Return True for `__name__ == "__main__"`, which holds in each run of a script."""
     return ast.unparse(test) in _MAIN_GUARDS
+
+
+def is_main_first(context: ast.expr) -> bool:
+    """Return True for `with accelerator.main_process_first():` and its kind: the other ranks wait for one."""
+    return isinstance(context, ast.Call) and _last_name(context.func) in _MAIN_FIRST
+
+
+def lacks_section(test: ast.expr, scope: Scope, *, is_else: bool, section: str = "scheduler") -> bool:
+    """Return True if a condition holds when DeepSpeed's configuration lacks a section."""
+    if isinstance(test, ast.Name):
+        assigned = scope.assigned(test.id)
+        return len(assigned) == 1 and lacks_section(assigned[0], scope, is_else=is_else, section=section)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return lacks_section(test.operand, scope, is_else=not is_else, section=section)
+    if isinstance(test, ast.BoolOp):
+        found = [lacks_section(value, scope, is_else=is_else, section=section) for value in test.values]
+        return any(found)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.left, ast.Constant):
+        return False
+    wanted = ast.In if is_else else ast.NotIn
+    is_of_config = "deepspeed" in ast.unparse(test.comparators[0]).lower()
+    return test.left.value == section and isinstance(test.ops[0], wanted) and is_of_config
 
 
 def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:

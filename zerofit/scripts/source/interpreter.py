@@ -45,6 +45,7 @@ _AFFECTS_ZERO = re.compile(r"zero|deepspeed|ContextManagers", re.IGNORECASE)
 """Such as accelerate's zero3_init_context_manager(), and wrappers of it in diffusers' scripts."""
 _ON_MAIN = {"on_main_process", "on_local_main_process", "on_process", "on_local_process"}
 _EXITS = {"exit", "quit", "sys.exit", "os._exit"}
+_SETS_ACCUMULATION = ("gradient_accumulation_steps", "num_steps", "gradient_state")
 _ACCUMULATES = ("accumulate", "no_sync")
 
 
@@ -226,14 +227,15 @@ def _ends_early(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
 
 
 def _read_with(reading: Reading, node: ast.With | ast.AsyncWith) -> bool:
-    num = len(reading.within)
+    num, num_first = len(reading.within), len(reading.one_after_other)
     for item in node.items:
         value = evaluate(reading, item.context_expr)
         if item.optional_vars is not None:
             _assign(reading, item.optional_vars, value, item.context_expr)
         reading.within += _effects_of(item.context_expr, reading.scope)
+        reading.one_after_other += [item.context_expr] * conditions.is_main_first(item.context_expr)
     ends = read_block(reading, node.body)
-    del reading.within[num:]
+    del reading.within[num:], reading.one_after_other[num_first:]
     return ends
 
 
@@ -277,6 +279,7 @@ def _assign(reading: Reading, target: ast.expr, value: Value, expression: ast.ex
             reading.scope.expressions.setdefault(target.id, []).append(expression)
         case ast.Attribute():
             owner = evaluate(reading, target.value)
+            reading.sets_accumulation |= target.attr in _SETS_ACCUMULATION
             reading.scope.expressions.setdefault(ast.unparse(target), []).append(expression)
             if isinstance(owner, TrackedObject):
                 owner.attributes[target.attr] = value
@@ -502,7 +505,9 @@ def _call(reading: Reading, node: ast.Call) -> Value:
         case LocalFunction():
             for place, argument in enumerate(node.args[: len(call.arguments)]):
                 call.arguments[place] = share_or(call.arguments[place], argument, reading.scope)
-            return run_function(reading, callee, call)
+                _record_gathered_state(reading, callee, argument)
+            result = run_function(reading, callee, call)
+            return calls.iterator_over(call) if result is None and _yields(callee.node) else result
         case LocalClass():
             return make_instance(reading, callee, call)
         case Method():
@@ -512,6 +517,36 @@ def _call(reading: Reading, node: ast.Call) -> Value:
             reading.record(Action.FORWARD, node, callee)
             return None
     return calls.call_unknown(reading, call)
+
+
+def _yields(function: ast.AST) -> bool:
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function))
+
+
+def _record_gathered_state(reading: Reading, function: LocalFunction, argument: ast.expr) -> None:
+    """Record that a model's state_dict() goes to a function that gathers what DeepSpeed has partitioned."""
+    if isinstance(argument, ast.Name) and (assigned := reading.scope.assigned(argument.id)):
+        argument = assigned[-1]
+    called = argument.func if isinstance(argument, ast.Call) else None
+    if not isinstance(called, ast.Attribute) or called.attr != "state_dict":
+        return
+    is_path = isinstance(called.value, (ast.Name, ast.Attribute))
+    model = evaluate(reading, called.value) if is_path else None
+    if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
+        return
+    # state_dict() of other models is recorded wherever it is called.
+    if (model.is_adapted or reading.is_in_foreign_trainer) and _gathers(function):
+        reading.record(Action.GATHER_STATE_DICT, argument, model)
+
+
+def _gathers(function: LocalFunction, steps: int = 0) -> bool:
+    """Return True if a function, or one of the script's that it calls, asks parameters for DeepSpeed's id."""
+    nodes = list(ast.walk(function.node))
+    if any(getattr(node, "attr", getattr(node, "value", None)) in ("ds_id", "ds_status") for node in nodes):
+        return True
+    values = (function.scope.look_up(node.id) for node in nodes if isinstance(node, ast.Name))
+    called = [value for value in values if isinstance(value, LocalFunction)]
+    return steps < 2 and any(_gathers(value, steps + 1) for value in called)
 
 
 def _call_site(reading: Reading, node: ast.Call) -> CallSite:

@@ -66,6 +66,7 @@ LOADS = {
 COPIES = {"copy.copy", "copy.deepcopy"}
 PATH = "pathlib.Path"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
+DUMMY_SCHEDULERS = {f"accelerate.{module}DummyScheduler" for module in ("", "utils.", "utils.deepspeed.")}
 PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
 EARLY_STOPPING = {f"transformers.{module}EarlyStoppingCallback" for module in ("", "trainer_callback.")}
 

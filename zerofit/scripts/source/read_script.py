@@ -135,6 +135,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         loads_states=any(seen.action is Action.LOAD_STATE for seen in reading.calls),
         arguments=tuple(argument for argument in reading.arguments.values() if argument is not None),
         early_reads=tuple(dict.fromkeys(find_early_reads(reading))),
+        sets_accumulation=reading.sets_accumulation,
     )
 
 

@@ -147,10 +147,14 @@ class Reading:
     root: int = 0
     within: list[ContextEffect] = field(default_factory=list)
     """The effects of the active context managers and decorators."""
+    one_after_other: list[ast.expr] = field(default_factory=list)
+    """The contexts that the main rank passes before the others, innermost last."""
     shares: list[ast.expr] = field(default_factory=list)
     """The loops' iterables that are split by rank, innermost last."""
     has_foreign_accelerator: bool = False
     """True if the separately analysed function got an Accelerator created elsewhere."""
+    sets_accumulation: bool = False
+    """True if an Accelerator's steps of accumulation are set after it is made."""
     num_nodes: int = 0
     is_in_foreign_trainer: bool = False
     """True if a subclass of Trainer is analysed separately: its methods' arguments are unknown."""
@@ -196,7 +200,8 @@ class Reading:
             **fields,
         )
         self.models.append(tracked)
-        self.record(Action.MAKE_MODEL, node, tracked)
+        first = self.text.snippet(self.one_after_other[-1]) if self.one_after_other else None
+        self.record(Action.MAKE_MODEL, node, tracked, more={"first_rank": first})
         return tracked
 
     def certain_keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
@@ -244,6 +249,12 @@ class Reading:
         if isinstance(value, Mapping):
             for key, item in value.values:
                 yield from self._flat(f"{name}.{key}", item, node)
+            return
+        if isinstance(value, TrackedObject) and value.kind is ObjectKind.CONFIG:
+            text = f"{name}=..."
+            if value.file is not None and value.file.literal is not None:
+                place = self.text.snippet(node).place
+                yield Keyword(name=name, value=value.file.literal, text=text, place=place)
             return
         is_known, plain = plain_of(value)
         if is_known:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _EQUALIZES_LENGTHS = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
 """Calls after which all ranks have the same number of items."""
+_OF_DATA = (ObjectKind.LOADER, ObjectKind.ITERATOR)
 _SPLITS_BY_RANK = {"shard", "islice", "split_dataset_by_node"}
 
 
@@ -38,7 +39,7 @@ def is_share(node: ast.expr, scope: Scope) -> bool:
 
 def share_or(value: Value, node: ast.expr, scope: Scope) -> Value:
     """Return Share() for a rank's share whose value is unknown or a loader; otherwise the value."""
-    is_open = value is None or (isinstance(value, TrackedObject) and value.kind is ObjectKind.LOADER)
+    is_open = value is None or (isinstance(value, TrackedObject) and value.kind in _OF_DATA)
     return Share() if is_open and is_share(node, scope) else value
 
 

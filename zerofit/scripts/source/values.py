@@ -30,6 +30,8 @@ class ObjectKind(Enum):
     LOADER = auto()
     SCHEDULER = auto()
     """A scheduler of the learning rate."""
+    ITERATOR = auto()
+    """A generator over a DataLoader, which is none itself: `of` is the DataLoader."""
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
     NAMESPACE = auto()
@@ -88,6 +90,8 @@ class TrackedObject:
     """For a model: ids of the conditions under which it is created."""
     kind_argument: str | None = None
     """For a scheduler: the parsed argument that names its kind."""
+    has_sampler: bool = False
+    """For a DataLoader: True if it gets a sampler, which may give each rank its own part."""
     has_batch_size: bool = True
     """For a DataLoader: False if it certainly has none."""
     is_in_zero_init: bool = False

@@ -45,6 +45,10 @@ class Example:
     """The source of train.py."""
     shell: str | None = None
     """The shell script with the command, instead of `command`."""
+    lacks_script: bool = False
+    """True if the command's script does not exist."""
+    hostfile: str | None = None
+    """The file `hostfile`, which DeepSpeed's launcher reads."""
     arguments: str = ""
     """The script's own arguments, in shell syntax."""
     strategy: Strategy | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -155,6 +156,49 @@ def _meets_by_itself(step: _Step) -> bool:
     """Return True if the launcher itself starts the ranks of other nodes, by ssh, or may do so."""
     hosts = launch_value(step.layers, "deepspeed_hostfile")
     return step.command.find("hostfile", "launcher", "force_multi") is not None or bool(hosts and hosts.value)
+
+
+@Rule(
+    id="nodes-train-alone",
+    severity=Severity.ERROR,
+    summary="srun starts the launcher on each node, and the launcher counts one node",
+    why="torchrun and accelerate take one node by default, so that the nodes do not form one training",
+    fix="give the launcher the job's number of nodes, and where they meet",
+    see="https://docs.pytorch.org/docs/stable/elastic/run.html",
+    evidence=fails(not_reproduced=_NEEDS_SLURM),
+)
+def _nodes_alone(situation: Situation) -> Iterator[Hit]:
+    step = _step_of(situation)
+    nodes = step.job.nodes if step is not None else None
+    if step is None or not nodes or nodes < 2 or not step.is_under_srun or _is_for_one_node(step.line):
+        return
+    if step.command.launcher is Launcher.DEEPSPEED or step.job.starts_own_code or _is_open(situation, step):
+        return
+    is_accelerate = step.command.launcher is Launcher.ACCELERATE
+    if step.machines is not None and whole_number(step.machines.value) != 1:
+        return
+    flag = "num_machines" if is_accelerate else "nnodes"
+    meets = "--main_process_ip and --machine_rank" if is_accelerate else "--rdzv_backend c10d --rdzv_endpoint"
+    told = f"srun {step.command.program} "
+    told += f"without --{flag}" if step.machines is None else step.machines.text
+    option = step.job.find("nodes") or step.job.find("ntasks")
+    yield Hit(
+        found=f"{told}, with #SBATCH {option.text}" if option is not None else told,
+        fix=f"write --{flag} {nodes}, and {meets}",
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _is_open(situation: Situation, step: _Step) -> bool:
+    """Return True if a file that is not here, a variable or the environment may give the number of nodes."""
+    command = step.command
+    names = {*step.line.variables.names, *(word.partition("=")[0] for word in step.line.starters)}
+    is_in_file = command.find("config_file") is not None and situation.accelerate is None
+    before = itertools.takewhile(lambda word: word != command.script, step.line.words)
+    pairs = itertools.pairwise(("", *before))
+    is_open = any(word.startswith("$") and not last.startswith("-") for last, word in pairs)
+    is_told = command.find(*_MACHINES) is not None and step.machines is None
+    return is_in_file or is_told or is_open or "PET_NNODES" in names
 
 
 @Rule(

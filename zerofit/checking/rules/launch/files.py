@@ -79,6 +79,21 @@ def _missing(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=said.text, place=said.place, confidence=said.confidence)
 
 
+@Rule(
+    id="launched-script-missing",
+    severity=Severity.ERROR,
+    summary="there is no such script",
+    why="the launcher starts it in each rank, and each fails",
+    fix="name the script's file, or use -m for a module",
+    see="https://huggingface.co/docs/accelerate/basic_tutorials/launch",
+    evidence=fails(not_reproduced="the harness starts scripts that exist"),
+)
+def _missing_script(situation: Situation) -> Iterator[Hit]:
+    error = situation.missing_script
+    if error is not None:
+        yield Hit(found=error.found, why=error.why, fix=error.fix)
+
+
 _CAUSES = {
     BreakCause.MISSING: ("nothing continues the line", "end the line with a \\"),
     BreakCause.BLANK_BEHIND: ("a blank is behind the \\, so that it continues nothing", "remove the blank"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.rule import (
     ACCELERATE,
@@ -23,6 +23,7 @@ from zerofit.checking.rules.optimizer.table import (
     CONFIG_WITH_MUP,
     EIGHT_BIT,
     OF_CONFIG,
+    REMOVED,
     Cause,
     OptimizerAnswer,
     verdict,
@@ -31,15 +32,17 @@ from zerofit.checking.situation import known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
-from zerofit.core.optimizers.lookup import optimizer_of_deepspeed
+from zerofit.core.optimizers.lookup import entry_of, optimizer_of_deepspeed
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine, OffloadDevice
+from zerofit.core.supported import release_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.checking.rules.optimizer.table import OptimizerRow
     from zerofit.checking.situation import Situation
+    from zerofit.core.optimizers.entry import OptimizerEntry
     from zerofit.core.setting import Said
     from zerofit.core.strategy import ZeroStage
 
@@ -159,12 +162,66 @@ _TYPE = ("optimizer", "type")
 )
 def _swapped(situation: Situation) -> Iterator[Hit]:
     placed = placed_optimizer(situation)
-    if placed is None or placed.row.cause is not Cause.SWAPPED:
+    if placed is None or not _is_another(situation, placed):
         return
     fix = None
     if situation.deepspeed is not None:
         fix = f"use torch.optim.AdamW, leave out offload_optimizer, or write {FORCE_KEY}: false"
     yield hit(placed, fix=fix)
+
+
+def _is_another(situation: Situation, placed: PlacedOptimizer) -> bool:
+    """Return True if the replacement is not what was asked for: a variant of Adam may be, in a file."""
+    causes = (Cause.SWAPPED, Cause.SWAPPED_ADAM) if situation.is_from_flags else (Cause.SWAPPED,)
+    return placed.row.cause in causes
+
+
+def _swapped_adam(situation: Situation) -> tuple[PlacedOptimizer, Said[Any] | None] | None:
+    """Return a variant of Adam that accelerate replaces, and Trainer's weight decay; None if unknown."""
+    placed = placed_optimizer(situation)
+    if placed is None or placed.row.cause is not Cause.SWAPPED_ADAM or situation.is_from_flags:
+        return None
+    return placed, situation.arguments.find_or_default("weight_decay")
+
+
+@Rule(
+    id="offload-changes-weight-decay",
+    severity=Severity.WARNING,
+    summary="with offload weight decay is Adam's, not AdamW's",
+    why="accelerate replaces the optimizer by DeepSpeed's CPU Adam, and keeps AdamW's decay only for torch's",
+    fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
+    see=_MAP,
+    evidence=DIFFERS,
+)
+def _decays_otherwise(situation: Situation) -> Iterator[Hit]:
+    found = _swapped_adam(situation)
+    if found is None or (found[1] is not None and found[1].value in (0, None)):
+        return
+    fix = None
+    if situation.deepspeed is not None:
+        of_trainer = situation.route is Route.TRAINER
+        adamw = "optim=adamw_torch" if of_trainer else "torch.optim.AdamW"
+        fix = f"use {adamw}, which costs no GPU memory with offload, or leave out offload_optimizer"
+    yield hit(found[0], fix=fix)
+
+
+@Rule(
+    id="offload-ignores-eight-bits",
+    severity=Severity.ADVICE,
+    summary="with offload the states of an 8-bit optimizer take 32 bits",
+    why="accelerate replaces it by DeepSpeed's CPU Adam, which keeps fp32 states in host memory",
+    fix="plan 8 bytes of host memory a parameter for them, or leave out {optimizer_offload}",
+    see=_MAP,
+    evidence=Reproduction(outcome=Effect.COSTS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
+)
+def _keeps_wide_states(situation: Situation) -> Iterator[Hit]:
+    found = _swapped_adam(situation)
+    if found is not None and found[1] is not None and found[1].value == 0 and _is_8_bit(found[0]):
+        yield hit(found[0])
+
+
+def _is_8_bit(placed: PlacedOptimizer) -> bool:
+    return placed.optimizer.value in EIGHT_BIT
 
 
 _OFFLOAD_SWAP_FAILS_IN_STEP = Rule(
@@ -299,13 +356,63 @@ _ENGINE_PASSES_NO_CLOSURE = Rule(
     why="optimizer.type must be one of DeepSpeed's own, or the exact name of a class in torch.optim",
     fix="use AdamW",
     see=f"{DEEPSPEED_DOCS}#optimizer-parameters",
-    evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
+    evidence=fails("AdamP is not a supported DeepSpeed Optimizer"),
 )
 def _unknown_type(situation: Situation) -> Iterator[Hit]:
     kind = situation.file.value(*_TYPE)
-    if isinstance(kind, str) and optimizer_of_deepspeed(kind) not in (*OF_CONFIG, *CONFIG_WITH_MUP):
+    known_types = (*OF_CONFIG, *CONFIG_WITH_MUP, *REMOVED)
+    if isinstance(kind, str) and optimizer_of_deepspeed(kind) not in known_types:
         near = nearest(kind, [name.removeprefix("config.") for name in OF_CONFIG])
         yield hit_at(situation.file, _TYPE, fix=f"did you mean {near}?" if near else "use AdamW")
+
+
+@Rule(
+    id="optimizer-type-removed",
+    severity=Severity.ERROR,
+    summary="DeepSpeed no longer has this optimizer",
+    why="it removed the optimizers that compress gradients to one bit",
+    fix="use AdamW, or install an earlier release",
+    see="https://github.com/deepspeedai/DeepSpeed/issues/8489",
+    evidence=fails("OneBitAdam is not a supported DeepSpeed Optimizer"),
+)
+def _removed_type(situation: Situation) -> Iterator[Hit]:
+    entry = _removed_entry(situation)
+    if entry is None or _installed_before(situation, entry.until):
+        return
+    fix = f"use AdamW, or install deepspeed<{entry.until}"
+    if situation.settings.zero_stage is not None and situation.settings.zero_stage.value:
+        fix = f"use AdamW: deepspeed<{entry.until} has it, and refuses it with ZeRO"
+    # The file may be for an environment with the release that it was written for.
+    yield hit_at(situation.file, _TYPE, fix=fix, confidence=Confidence.LIKELY)
+
+
+@Rule(
+    id="onebit-optimizer-without-zero",
+    severity=Severity.ERROR,
+    summary="DeepSpeed's 1-bit optimizers and ZeRO exclude each other",
+    why="they compress whole gradients, which ZeRO partitions",
+    fix="set zero_optimization.stage to 0, or use AdamW",
+    see="https://www.deepspeed.ai/tutorials/onebit-adam/",
+    evidence=fails(not_reproduced="needs deepspeed<0.19.7"),
+)
+def _onebit_with_zero(situation: Situation) -> Iterator[Hit]:
+    entry = _removed_entry(situation)
+    if entry is not None and _installed_before(situation, entry.until):
+        stage = stage_of(situation)
+        if stage.value:
+            yield hit_at(situation.file, _TYPE, stage.text)
+
+
+def _removed_entry(situation: Situation) -> OptimizerEntry | None:
+    kind = situation.file.value(*_TYPE)
+    entry = entry_of(optimizer_of_deepspeed(kind)) if isinstance(kind, str) else None
+    return entry if entry is not None and entry.until else None
+
+
+def _installed_before(situation: Situation, release: str) -> bool:
+    """Return True if the installed DeepSpeed is older than a release."""
+    version = situation.versions.deepspeed if situation.versions else None
+    return version is not None and release_of(version) < release_of(release)
 
 
 @Rule(

@@ -18,8 +18,10 @@ from zerofit.core.strategy import OffloadDevice, ZeroStage
 
 OPTIMIZERS = ids_with(lambda entry: entry.library != "other")
 """All ids of the table of optimizers."""
-OF_CONFIG = ids_with(lambda entry: entry.library == "config" and not entry.package and not entry.is_removed)
+OF_CONFIG = ids_with(lambda entry: entry.library == "config" and not entry.package and not entry.until)
 """Optimizers that DeepSpeed creates from optimizer.type: its own, and any class of torch.optim."""
+REMOVED = ids_with(lambda entry: bool(entry.until))
+"""Types of DeepSpeed's file that only earlier releases have."""
 CONFIG_WITH_MUP = ids_with(lambda entry: entry.package == "mup")
 EIGHT_BIT = ids_with(
     lambda entry: entry.library == "bitsandbytes" and entry.memory is not None and entry.memory.has_8_bit
@@ -73,6 +75,7 @@ class Cause(StrEnum):
     SAME_ON_CPU = "DeepSpeed's CPU Adam replaces it with the same result"
     SAME_WITHOUT_DECAY = "DeepSpeed's CPU Adam replaces it, without weight decay with the same result"
     SWAPPED = "accelerate replaces it by DeepSpeed's CPU Adam"
+    SWAPPED_ADAM = "accelerate replaces it by DeepSpeed's CPU Adam, in fp32 and with Adam's weight decay"
     SWAP_KEEPS_GROUPS = "accelerate passes its parameter groups to DeepSpeed's CPU Adam, which can't use them"
     SWAP_ARGUMENT = "accelerate passes adamw_mode to DeepSpeed's CPU Adagrad or Lion, which refuse it"
     REFUSED_CLIENT = "with offload DeepSpeed only accepts its own CPU Adam and Lion"
@@ -168,7 +171,7 @@ def verdict(
 
 
 _SCRIPTS_OWN = (*(f"{library}.*" for library in scripts_libraries()), "other:*")
-_KNOWN = ids_with(lambda entry: not entry.is_removed)
+_KNOWN = ids_with(lambda entry: not entry.until)
 
 _GPU = "a GPU"
 _ALLOWED, _DIFFERENT, _WRONG, _REFUSED, _UNKNOWN = OptimizerAnswer
@@ -308,6 +311,7 @@ ROWS = (
                 "DeepSpeedCPULion.__init__() got an unexpected keyword argument 'adamw_mode'",
             ),
             (_swaps(Swap.SAME_WITHOUT_DECAY), _ALLOWED, Cause.SAME_WITHOUT_DECAY, None, ""),
+            (_swaps(Swap.ADAM), _WRONG, Cause.SWAPPED_ADAM, (1.1, 1.5), ""),
             (_swaps(Swap.UNBOUNDED), _WRONG, Cause.SWAPPED, (1e6, 1e6), ""),
             (_SCRIPTS_OWN, _WRONG, Cause.SWAPPED, (0.28, 460.0), ""),
         )

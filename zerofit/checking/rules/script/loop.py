@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.inputs.accelerate import launch_of, launch_value, whole_number
+from zerofit.checking.inputs.script_arguments import argument_pairs, given_argument
 from zerofit.checking.rule import ACCELERATE, DIFFERS, Hit, Rule, Severity, declared, fails
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.rules.script.limits import beyond_limit
 from zerofit.core.command import Route
-from zerofit.core.setting import Confidence
+from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.facts import Action, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.accelerate import LaunchLayers
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
@@ -45,6 +49,58 @@ def _never_accumulates(situation: Situation) -> Iterator[Hit]:
     steps = _accumulation(situation, script)
     if backward is not None and steps is not None:
         yield hit(backward.seen, f" outside accumulate(), with {steps}")
+
+
+_TELLS = {"gradient_accumulation_steps", "gradient_accumulation_plugin", "**"}
+_STEPS_NAMES = ("gradient_accumulation_steps", "grad_accum_steps", "gradient_accumulation", "grad_accum")
+
+
+@Rule(
+    id="accelerator-not-told-accumulation",
+    severity=Severity.ERROR,
+    summary="the Accelerator does not know the steps of accumulation, so accumulate() steps in each batch",
+    why="accumulate() counts to the Accelerator's own number, which is 1 by default",
+    fix="give Accelerator(gradient_accumulation_steps=...) the value",
+    see=_ACCUMULATION_DOCS,
+    evidence=DIFFERS,
+)
+def _not_told(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or not script.find(Action.ACCUMULATE):
+        return
+    makes = script.find(Action.MAKE_ACCELERATOR)
+    plugins = script.find(Action.MAKE_PLUGIN)
+    is_told = script.sets_accumulation or any(call.given & _TELLS for call in (*makes, *plugins))
+    if not makes or is_told or any(_manual_steps(script)) or _is_told_by_others(situation):
+        return
+    asked = _asked_steps(situation)
+    if asked is not None:
+        made = makes[0].seen
+        yield replace(hit(made, f" with {asked.text}"), place=made.place)
+
+
+def _is_told_by_others(situation: Situation) -> bool:
+    """Return True if the launcher, its file or DeepSpeed's says more than one step, or may do so."""
+    launch = launch_of(situation)
+    said = launch_value(launch, "gradient_accumulation_steps") if launch is not None else None
+    is_open = situation.accelerate is None and launch is not None and _names_file(launch)
+    file = situation.file.value("gradient_accumulation_steps")
+    values = (said.value if said is not None else None, file)
+    return is_open or any(value not in (None, 1, "1", "auto") for value in values)
+
+
+def _names_file(launch: LaunchLayers) -> bool:
+    return launch.command is not None and launch.command.find("config_file") is not None
+
+
+def _asked_steps(situation: Situation) -> Said[Any] | None:
+    """Return the steps of accumulation that the script's own arguments ask for, if those are several."""
+    arguments = situation.command.arguments if situation.command else ()
+    for name, value, text in argument_pairs(arguments):
+        if name.rpartition(".")[2] in _STEPS_NAMES and (whole_number(value) or 0) > 1:
+            return Said(value=value, text=text)
+    said = given_argument(situation, *_STEPS_NAMES)
+    return said if said is not None and (whole_number(said.value) or 0) > 1 else None
 
 
 def _own_loop(situation: Situation) -> ScriptFacts | None:

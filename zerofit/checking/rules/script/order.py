@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of_deepspeed, named_deepspeed_file
 from zerofit.checking.inputs.script_arguments import given_argument, is_on
-from zerofit.checking.rule import ACCELERATE, COSTS, DEEPSPEED, Hit, Rule, Severity, declared, fails, hit_of
+from zerofit.checking.rule import (
+    ACCELERATE,
+    COSTS,
+    DEEPSPEED,
+    DIFFERS,
+    Hit,
+    Rule,
+    Severity,
+    declared,
+    fails,
+    hit_of,
+)
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.rules.script.limits import SHARDED, beyond_limit
 from zerofit.checking.situation import stage_of
@@ -159,6 +170,9 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
 def _quantized_whole(situation: Situation) -> Iterator[Hit]:
     if situation.strategy is not None or situation.launcher is Launcher.ZEROFIT:
         return  # quantized-script-below-zero3
+    if situation.script is None:
+        for said in _quantizing_arguments(situation):
+            yield hit_of(replace(said, confidence=Confidence.LIKELY), why=_WHY_UNREAD)
     for model in _trained(situation, ModelConstructor.PRETRAINED):
         quantization = model.quantization
         if quantization is None:
@@ -167,6 +181,49 @@ def _quantized_whole(situation: Situation) -> Iterator[Hit]:
         asked = next((said for said in given if is_on(said)), None)
         if asked is not None or not quantization.arguments:
             yield hit(quantization.made, f" with {asked.text}" if asked else "")
+
+
+@Rule(
+    id="unsloth-without-zero3",
+    severity=Severity.ERROR,
+    summary="unsloth does not train under ZeRO-3",
+    why="it loads the whole model with a device_map, which transformers refuses under ZeRO-3",
+    fix="leave unsloth out, or set {zero_stage} to 2 or less",
+    see="https://github.com/hiyouga/LlamaFactory/issues/3949",
+    evidence=fails(not_reproduced="needs unsloth and a GPU"),
+)
+@at_stages(ZeroStage.PARAMETERS)
+def _unsloth(situation: Situation) -> Iterator[Hit]:
+    said = given_argument(situation, "use_unsloth")
+    if said is not None and is_on(said):
+        yield hit_of(replace(said, confidence=Confidence.LIKELY), fix=f"leave {said.text} out, or use ZeRO-2")
+    backend = given_argument(situation, "tuner_backend")  # of ms-swift
+    if backend is not None and backend.value == "unsloth":
+        yield hit_of(replace(backend, confidence=Confidence.LIKELY))
+
+
+_QUANTIZES = {
+    "bits": ("4", "8"),
+    "quantization_bit": ("4", "8"),
+    "quant_bits": ("4", "8"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "use_4bit", "use_8bit"), ()),
+    **dict.fromkeys(("use_qlora", "q_lora", "qlora"), ()),
+}
+"""Arguments of public scripts that quantize the model, and the values that do; none: any that is on."""
+
+
+_WHY_UNREAD = (
+    "by its name it quantizes the model, which each rank then loads whole; earlier releases of transformers "
+    "refuse it (device_map)"
+)
+
+
+def _quantizing_arguments(situation: Situation) -> Iterator[Said[Any]]:
+    """Yield the arguments of a script that can't be read that by their names quantize its model."""
+    for name, values in _QUANTIZES.items():
+        said = given_argument(situation, name)
+        if said is not None and (str(said.value) in values if values else is_on(said)):
+            yield said
 
 
 @Rule(
@@ -271,6 +328,72 @@ def _takes_loaders_size(situation: Situation) -> bool:
         return bool(situation.deepspeed.value(_BATCH) == "auto")
     launch, _ = launch_of_deepspeed(situation) or (None, None)
     return launch is not None and named_deepspeed_file(launch) is None
+
+
+@Rule(
+    id="prepare-splits-no-iterator",
+    severity=Severity.ERROR,
+    summary="prepare() returns an iterator as it is, and every rank gets all batches",
+    why="accelerate splits the batches of a DataLoader over the ranks, and knows nothing else",
+    fix="prepare the DataLoader, and iterate over the prepared one",
+    see=f"{ACCELERATE}/accelerator.py",
+    evidence=DIFFERS,
+)
+def _prepares_iterator(situation: Situation) -> Iterator[Hit]:
+    script, ranks = situation.script, situation.topology
+    if script is None or (ranks is not None and ranks.world_size == 1):
+        return
+    for call in script.find(Action.PREPARE):
+        if call.iterator is not None:
+            yield hit(call.iterator, f" of a DataLoader, passed to {call.seen.text}")
+
+
+@Rule(
+    id="dummy-scheduler-needs-section",
+    severity=Severity.ERROR,
+    summary="DummyScheduler needs a scheduler section, which is missing",
+    why="accelerate only takes the placeholder if DeepSpeed's file says which scheduler it stands for",
+    fix="create a real scheduler where the file has none, and DummyScheduler where it has one",
+    see=f"{ACCELERATE}/accelerator.py",
+    evidence=fails("You cannot create a `DummyScheduler` without specifying a scheduler"),
+)
+@at_stages(*EVERY_STAGE)
+def _dummy_without_section(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    for call in script.find(Action.MAKE_DUMMY_SCHEDULER) if script else ():
+        if "lr_scheduler_callable" in call.given:
+            continue
+        if call.without_section is not None:
+            yield hit(call.seen, f" under `{call.without_section.text}`")
+        elif not call.is_conditional and _has_no_scheduler(situation):
+            yield hit(call.seen, " with no scheduler in DeepSpeed's configuration")
+
+
+def _has_no_scheduler(situation: Situation) -> bool:
+    """Return True if DeepSpeed's configuration is known, and has no section for a scheduler."""
+    if situation.deepspeed is not None:
+        return situation.deepspeed.at("scheduler") is None
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    return launch is not None and named_deepspeed_file(launch) is None
+
+
+_MEANT = {"num_warmup_steps": "warmup_num_steps", "num_training_steps": "total_num_steps"}
+
+
+@Rule(
+    id="dummy-scheduler-argument-ignored",
+    severity=Severity.WARNING,
+    summary="DummyScheduler ignores arguments that it does not know",
+    why="it takes any, and hands only total_num_steps and warmup_num_steps to DeepSpeed's scheduler",
+    fix="use its names: total_num_steps and warmup_num_steps",
+    see=f"{ACCELERATE}/utils/deepspeed.py",
+    evidence=DIFFERS,
+)
+def _ignored_by_dummy(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    for call in script.find(Action.MAKE_DUMMY_SCHEDULER) if script else ():
+        for name in sorted(call.given & set(_MEANT)):
+            yield replace(hit(call.seen, f": {name}"), fix=f"write {_MEANT[name]}")
 
 
 @Rule(

@@ -31,6 +31,10 @@ EXAMPLES = {
         bad=Example(shell=f"{_NODES}{_MEETING}\n"),
         good=Example(shell=f"{_NODES}srun {_MEETING}\n"),
     ),
+    "nodes-train-alone": Examples(
+        bad=Example(shell=f"{_NODES}srun torchrun --nproc_per_node 8 train.py\n"),
+        good=Example(shell=f"{_NODES}srun {_MEETING}\n"),
+    ),
     "node-rank-of-batch-shell": Examples(
         bad=Example(shell=f'{_NODES}srun bash -c "{_RANKED}"\n'),
         good=Example(shell=f"{_NODES}srun bash -c '{_RANKED}'\n"),

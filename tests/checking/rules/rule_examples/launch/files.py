@@ -32,6 +32,10 @@ EXAMPLES = {
         bad=_naming("ds_zero2.json"),
         good=_naming("ds_config.json"),
     ),
+    "launched-script-missing": Examples(
+        bad=Example(command="accelerate launch --num_processes 2", lacks_script=True),
+        good=Example(command="accelerate launch --num_processes 2", script='print("weights")\n'),
+    ),
     "launch-line-broken": Examples(
         bad=Example(shell="accelerate launch --num_processes 2 \\ \n    train.py --epochs 3\n"),
         good=Example(shell="accelerate launch --num_processes 2 \\\n    train.py --epochs 3\n"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rule_examples.example import Example, Examples, one_step, optimizer_script
+from rule_examples.example import EVALUATES, Example, Examples, changed, one_step, optimizer_script
 
 UNTESTED_KEY = "zero_allow_untested_optimizer"
 FORCE_KEY = "zero_force_ds_cpu_optimizer"
@@ -40,6 +40,11 @@ def _native(optimizer: str) -> str:
     )
 
 
+_TRAINER_8BIT = changed(
+    changed(EVALUATES, "train_batch_size=2", 'train_batch_size=4, optim="adamw_8bit"'),
+    "trainer.evaluate()\n",
+    "",
+)
 _MUON_SCRIPT = optimizer_script("torch.optim.Muon([model.weight], lr=1e-2)")
 _LBFGS = optimizer_script("torch.optim.LBFGS(model.parameters(), lr=1e-2)")
 _ADAGRAD_DECAYING = optimizer_script(
@@ -102,9 +107,29 @@ EXAMPLES = {
         bad=Example(deepspeed=one_step(2), script=_LBFGS),
         good=Example(deepspeed=one_step(2), script=_ADAMW),
     ),
+    "offload-changes-weight-decay": Examples(
+        bad=Example(deepspeed=_OFFLOADED, script=_ADAMW_8BIT),
+        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
+    ),
+    "offload-ignores-eight-bits": Examples(
+        bad=Example(deepspeed=_OFFLOADED, script=_TRAINER_8BIT),
+        good=Example(deepspeed=_OFFLOADED, script=_TRAINER_8BIT.replace("adamw_8bit", "adamw_torch")),
+    ),
     "unknown-optimizer-type": Examples(
+        bad=Example(deepspeed=_with_section("AdamP"), script=_DUMMY),
+        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+    ),
+    "optimizer-type-removed": Examples(
         bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+    ),
+    "onebit-optimizer-without-zero": Examples(
+        bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY, versions={"deepspeed": "0.19.6"}),
+        good=Example(
+            deepspeed={**one_step(0), "optimizer": _with_section("OneBitAdam")["optimizer"]},
+            script=_DUMMY,
+            versions={"deepspeed": "0.19.6"},
+        ),
     ),
     "untested-optimizer-needs-flag": Examples(
         bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),

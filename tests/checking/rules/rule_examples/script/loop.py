@@ -102,7 +102,29 @@ model = PeftModel.from_pretrained(model, "adapter", is_trainable=True)
 _FROZEN = changed(_ADAPTED, ", is_trainable=True", "")
 
 
+_TOLD = changed(
+    changed(
+        _WITH_ACCUMULATE,
+        "accelerator = Accelerator(",
+        """\
+parser = argparse.ArgumentParser()
+parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
+args = parser.parse_args()
+accelerator = Accelerator(""",
+    ),
+    "Accelerator(gradient_accumulation_steps=2)",
+    "Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)",
+)
+_TOLD = f"import argparse\n\n{_TOLD}"
+_NOT_TOLD = changed(_TOLD, "gradient_accumulation_steps=args.gradient_accumulation_steps", "")
+_TWO_STEPS = "--gradient_accumulation_steps 2"
+
+
 EXAMPLES = {
+    "accelerator-not-told-accumulation": Examples(
+        bad=Example(command="accelerate launch", script=_NOT_TOLD, arguments=_TWO_STEPS),
+        good=Example(command="accelerate launch", script=_TOLD, arguments=_TWO_STEPS),
+    ),
     "accumulation-needs-accumulate": Examples(
         bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),

@@ -53,7 +53,60 @@ print("weights", f"{outputs.abs().sum().item():.6f}")
 """
 
 
+_FOREVER = """\
+def forever(loader):
+    while True:
+        yield from loader
+
+
+"""
+_ITERATES = changed(
+    changed(SMALL, "accelerator = Accelerator()\n", f"{_FOREVER}accelerator = Accelerator()\n"),
+    "for batch in loader:\n",
+    "for batch, _ in zip(loader, range(8)):\n",
+)
+_PREPARES_ITERATOR = changed(_ITERATES, "batch_size=2)\n", "batch_size=2)\nloader = forever(loader)\n")
+_PREPARES_LOADER = changed(_ITERATES, "zip(loader, range(8))", "zip(forever(loader), range(8))")
+_DUMMIES = changed(
+    SMALL,
+    "optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)\n",
+    """\
+optimizer = accelerate.utils.DummyOptim(model.parameters(), lr=0.01)
+scheduler = accelerate.utils.DummyScheduler(optimizer, total_num_steps=8, warmup_num_steps=4)
+""",
+)
+_DUMMIES = changed(_DUMMIES, "import torch\n", "import accelerate.utils\nimport torch\n")
+_DUMMIES = changed(
+    _DUMMIES,
+    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+    "model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)",
+)
+_DUMMIES = changed(_DUMMIES, "    optimizer.step()\n", "    optimizer.step()\n    scheduler.step()\n")
+_OPTIMIZER = {"type": "AdamW", "params": {"lr": "auto"}}
+_WARMUP = {"warmup_min_lr": 0.0, "warmup_max_lr": 0.01, "warmup_num_steps": "auto", "total_num_steps": "auto"}
+_SCHEDULER = {"type": "WarmupDecayLR", "params": _WARMUP}
+
+
 EXAMPLES = {
+    "prepare-splits-no-iterator": Examples(
+        bad=Example(command="accelerate launch --num_processes 2", script=_PREPARES_ITERATOR),
+        good=Example(command="accelerate launch --num_processes 2", script=_PREPARES_LOADER),
+    ),
+    "dummy-scheduler-needs-section": Examples(
+        bad=Example(deepspeed=zero(1, optimizer=_OPTIMIZER), script=_DUMMIES),
+        good=Example(deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER), script=_DUMMIES),
+    ),
+    "dummy-scheduler-argument-ignored": Examples(
+        bad=Example(
+            deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER),
+            script=changed(_DUMMIES, "warmup_num_steps=4", "num_warmup_steps=4"),
+        ),
+        good=Example(deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER), script=_DUMMIES),
+    ),
+    "unsloth-without-zero3": Examples(
+        bad=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth true"),
+        good=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth false"),
+    ),
     "zero3-device-map": Examples(
         bad=at_zero(
             3, changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")')
