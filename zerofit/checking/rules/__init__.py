@@ -17,7 +17,7 @@ from zerofit.checking.rules.deepspeed import (
     values,
 )
 from zerofit.checking.rules.fsdp import strategy as fsdp_strategy
-from zerofit.checking.rules.launch import (, batch_jobs, files, flags, machines, ranks, visible_gpus
+from zerofit.checking.rules.launch import (
     batch_jobs,
     files,
     flags,
