@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.plan import Topology, topology_fields
+from zerofit.core.strategy import Strategy
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
 
     from zerofit.checking.rule import Rule
 
-_LATER = ("shell", "capture", "ranks")
-"""Fields of an Example that earlier measurements were made without."""
+_LATER = {
+    **dict.fromkeys(("shell", "capture", "ranks", "fsdp", "hostfile")),
+    "lacks_script": False,
+    **{
+        name: getattr(Strategy(), name)
+        for name in ("reshard_after_forward", "state_dict_type", "quant_storage")
+    },
+}
+"""Fields of an Example and its Strategy that earlier measurements were made without, with their defaults."""
 TABLE = Path(__file__).parents[1] / "measured" / "rules.json"
 
 
@@ -37,7 +45,11 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         # Fields that came later change no example that does not use them.
-        return {name: plain for name, plain in fields.items() if name not in _LATER or plain is not None}
+        return {
+            name: plain
+            for name, plain in fields.items()
+            if name not in _LATER or plain != _plain(_LATER[name])
+        }
     if isinstance(value, Enum):
         return _plain(value.value)
     if hasattr(value, "items"):
