@@ -209,6 +209,10 @@ def test_a_line_means_the_same_to_all_verbs(resolved: Any) -> None:
         ("--config_file acc-1.yaml --offload_optimizer_device cpu", {"optimizer_offload"}),
         ("--cpu --deepspeed_config_file ds-0.json", {"deepspeed_file"}),
         ("--config_file acc-2.yaml --zero_stage 2", set()),
+        (
+            "--use_deepspeed --offload_param_nvme_path /disk --deepspeed_config_file ds-0.json",
+            {"nvme_path"},
+        ),
     ],
 )
 def test_flags_that_accelerate_ignores_are_left_out(

@@ -22,9 +22,8 @@ from zerofit.core.command import Route
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from zerofit.checking.rule import Rule
     from zerofit.checking.situation import Situation
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
@@ -131,20 +130,6 @@ def _verdict(targets: Targets, capture: Capture | None) -> Verdict:
         ]
     unknown = [unknown for verdict in verdicts for unknown in verdict.unknown]
     return Verdict(findings=tuple(findings), unknown=tuple(unknown))
-
-
-def refuse(situation: Situation, *, rules: Iterable[Rule]) -> None:
-    """Check what is known of a run by some rules, before a plan is made.
-
-    Raises:
-        UserError: one rule forbids it.
-        ExceptionGroup: of one UserError for each of several rules.
-    """
-    errors = [finding.as_error() for finding in check_rules(situation, rules=rules).of(Severity.ERROR)]
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise ExceptionGroup("settings that don't work", errors)
 
 
 def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str], object]) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.fsdp import read_fsdp
 from zerofit.checking.inputs.fsdp_words import FSDP_FLAGS, words_of_line
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import decode, format_of, read_document
-from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher
+from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher, Refusal, RefusedFlag
 from zerofit.core.errors import Unreadable, UserError, bad_value
 from zerofit.core.overrides import flag_of
 from zerofit.core.strategy import Engine
@@ -131,12 +132,9 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     command = read_command(words, schemas=load_schemas())
     if command is None or command.launcher is Launcher.ZEROFIT:
         return None
-    line = " ".join(shlex.quote(word) for word in words)
     if command.runner is not None:
         raise _starts_by_runner(command.runner, words)
-    _refuse_values(command)
-    if command.script is None:
-        raise _starts_nothing(line)
+    script = _script_of(command)
     flags: list[str] = []
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
@@ -154,7 +152,7 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     is_module = command.find("module") is not None or _is_python_module(words, command)
     return ReadLine(
         words=tuple(flags),
-        target=(command.script, *command.arguments),
+        target=(script, *command.arguments),
         is_module=is_module,
         environment=command.environment,
         left_out=tuple(left_out),
@@ -227,12 +225,16 @@ def _words_of_fsdp(settings: FsdpSettings) -> list[str]:
     return words
 
 
-def _refuse_values(command: LaunchCommand) -> None:
-    """Check that each flag has a value that the launcher takes; the errors are those of `zerofit check`."""
-    from zerofit.checking.check_run import refuse  # imported only for lines, since the rules take time
-    from zerofit.checking.rules.launch.flags import ON_VALUES
+def _script_of(command: LaunchCommand) -> str:
+    """Return the script of a line that its launcher takes; the errors are those of `zerofit check`."""
+    from zerofit.checking.rules.launch.flags import ON_LINES  # only for lines: the rules take time
 
-    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_VALUES)
+    no_script = RefusedFlag(flag=None, why=Refusal.NO_SCRIPT)
+    if command.script is None and no_script not in command.refused:
+        command = replace(command, refused=(*command.refused, no_script))
+    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_LINES)
+    assert command.script is not None
+    return command.script
 
 
 _NAMES: dict[str, tuple[str, type]] = {
@@ -322,7 +324,17 @@ def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:
         return []
     if name in _IGNORED or name.startswith("fsdp_") or (name in FSDP_FLAGS and value in ("1", None)):
         return []
+    _refuse_unknown(flag, command)
     raise _refused(flag, command)
+
+
+def _refuse_unknown(flag: Flag, command: LaunchCommand) -> None:
+    """Check that the launcher knows a flag; the error is that of `zerofit check`."""
+    from zerofit.checking.rules.launch.flags import ON_UNKNOWN_FLAGS
+
+    of_flag = tuple(refused for refused in command.refused if refused.flag == flag)
+    situation = Situation(command=replace(command, refused=of_flag), schemas=load_schemas())
+    refuse(situation, rules=ON_UNKNOWN_FLAGS)
 
 
 def _included_gpus(flag: Flag) -> list[str]:
@@ -369,14 +381,4 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
         found=f"zerofit launch ... {runner}",
         why=f"{runner} chooses where and in which environment the rest of its line runs",
         fix=shlex.join([*rest[:begin], "zerofit", "launch", *rest[begin:]]),
-    )
-
-
-def _starts_nothing(line: str) -> UserError:
-    return UserError(
-        "launcher-without-script",
-        "the launch line names no script",
-        found=line,
-        why="its flags consume all arguments of the launcher",
-        fix="name the script after the flags, or write flags with values as --flag=value",
     )

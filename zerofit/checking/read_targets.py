@@ -165,10 +165,11 @@ class _Reading:
         """Return a launch command; one of zerofit with the line of another launcher behind it as its own."""
         command = read_command(words, schemas=self._schemas)
         try:
-            return None if command is None else with_line_behind(command)
-        except UserError as error:
-            self.errors.append(error)
-            return None if command is None else replace(command, script=None)
+            whole = None if command is None else with_line_behind(command)
+        except* UserError as group:
+            self.errors += (error for error in group.exceptions if isinstance(error, UserError))
+            whole = None if command is None else replace(command, script=None)
+        return whole
 
     def _with_runs(self, own: Targets, words: Sequence[str]) -> Targets:
         """Return files as targets with a run for each launch line, each recipe, and the other files."""

@@ -141,8 +141,7 @@ def resolve(
         ignored = _ignored_by_accelerate(of_accelerate, files)
         unused = [name for name in ineffective_settings(line, ignored) if settings.get(name) is None]
         said = said.without(unused)
-        of_line = {name: value for name, value in of_line.items() if name not in unused}
-        _tell_of_line(line, of_line, settings, verb, observer)
+        _tell_of_line(line, [name for name in of_line if name not in unused], settings, verb, observer)
         _tell_of_ignored(ignored, files, observer)
     on_cpu = said.on_cpu or (files is not None and files.on_cpu and verb is not Verb.PLAN)
     if files is not None:
@@ -236,7 +235,7 @@ def _in_front(line: ReadLine, of_line: Iterable[str], typed: TypedLine) -> Typed
 
 
 def _tell_of_line(
-    line: ReadLine, of_line: Mapping[str, Any], own: Mapping[str, Any], verb: Verb, observer: Observer
+    line: ReadLine, of_line: Sequence[str], own: Mapping[str, Any], verb: Verb, observer: Observer
 ) -> None:
     """Say which command of zerofit a line is, and what is left out of it."""
     same = _in_front(line, of_line, own.get("typed") or TypedLine())

@@ -143,7 +143,8 @@ def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
     name = known.find(name) or name
     if equals:
         return Flag(name=name, value=value, text=word), rest
-    if known.is_switch(name) or not rest or not _is_value(rest[0], known.key(name)):
+    takes_value = bool(rest) and not known.is_switch(name) and _is_value(rest[0], known.key(name))
+    if not takes_value or (known.key(name) is None and _starts_line_behind(rest, known)):
         return Flag(name=name, value=None, text=word), rest
     return Flag(name=name, value=rest[0], text=f"{word} {rest[0]}"), rest[1:]
 
@@ -152,13 +153,18 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """argparse's own, in ArgumentParser.__init__."""
 
 
+def _starts_line_behind(words: list[str], known: LauncherFlags) -> bool:
+    """Return True if words are the launch line behind `zerofit launch`, not an unknown flag's value."""
+    return known.schema.package == "zerofit" and program_of(words[0]) in LAUNCHERS
+
+
 def _is_value(word: str, key: Key | None) -> bool:
     """Return True if a word is the value of the flag before it.
 
-    A script, or the launcher behind `zerofit launch`, is none for an unknown flag, nor for one that takes a
-    number or one of a few words: the value is then missing.
+    A script is none for an unknown flag, nor for one that takes a number or one of a few words: the value is
+    then missing.
     """
     if word.startswith("-") and len(word) > 1:
         return _NEGATIVE.fullmatch(word) is not None or " " in word
     takes_any = key is not None and not key.choices and not key.pattern and ValueKind.STRING in key.kinds
-    return takes_any or not (word.endswith(".py") or program_of(word) in LAUNCHERS)
+    return takes_any or not word.endswith(".py")

@@ -1,4 +1,8 @@
-"""Combines all layers of a run into Situations: one for each possible run."""
+"""Combines all layers of a run into Situations: one for each possible run.
+
+`resolve` reads files through these too. A check does not begin with it: resolve stops at the first setting
+that can't run, and a check reports all, also of lines with shell variables.
+"""
 
 from __future__ import annotations
 
@@ -107,15 +111,14 @@ def _is_left_out(
 
 def _is_of_launcher(deepspeed: Document, targets: Targets) -> bool:
     """Return True if a launcher's flag, or its file, names a DeepSpeed file; else the script reads it."""
+    flag = None if targets.command is None else targets.command.find("deepspeed_config_file")
     for file in targets.files:
         if file.document is deepspeed:
-            flag = deepspeed.name if file.named_by is None else file.named_by.text
-            return flag.lstrip("-").replace("-", "_").startswith("deepspeed_config_file") or bool(
-                targets.command
-                and targets.command.launcher is Launcher.ZEROFIT
-                and (named := targets.command.find("deepspeed_config_file"))
-                and named.text == flag
-            )
+            text = (
+                deepspeed.name if file.named_by is None else file.named_by.text
+            )  # a flag's JSON has its name
+            is_of_flag = flag is not None and flag.text.startswith(text)
+            return is_of_flag or text.startswith("deepspeed_config_file:")
     return False
 
 

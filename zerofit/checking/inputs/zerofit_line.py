@@ -35,6 +35,13 @@ _FIELDS: Mapping[str, Callable[[str], Any]] = {
 }
 """Fields of a strategy that flags of `zerofit launch` set, and how their words are read."""
 _VERBATIM = ("nvme_path",)
+_OWN_NAMES = {
+    "offload_optimizer_device": "offload_optimizer",
+    "offload_param_device": "offload_param",
+    "offload_optimizer_nvme_path": "nvme_path",
+    "offload_param_nvme_path": "nvme_path",
+}
+"""The names of accelerate's flags in a `zerofit launch` line, where they differ."""
 _OF_OTHER_MACHINE = ("gpus", "host_ram", "nvme", "cpu_cores", "network", "host_bandwidth")
 PLANNED_FIELDS = (
     "engine",
@@ -113,7 +120,7 @@ def without_ineffective(
     if behind is None or behind.launcher is not Launcher.ACCELERATE:
         return command
     ignored = ineffective_flags(LaunchLayers(file=accelerate, command=behind), deepspeed)
-    names = {flag.name.removesuffix("_device") for flag in ignored} - command.own_flags
+    names = {_OWN_NAMES.get(flag.name, flag.name) for flag in ignored} - command.own_flags
     return replace(command, flags=tuple(flag for flag in command.flags if flag.name not in names))
 
 

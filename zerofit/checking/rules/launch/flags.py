@@ -289,6 +289,8 @@ def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{flag.text} with {say(launch.file, 'distributed_type')}")
 
 
-ON_VALUES = (_no_value, _flag_values)
-"""Rules on values that a launcher refuses, so that no verb can run the line."""
+ON_LINES = (_no_script, _no_value, _flag_values, _excluding_flags)
+"""Rules on lines that their launcher refuses, so that no verb runs them."""
+ON_UNKNOWN_FLAGS = (_unknown_flags,)
+"""The rule on flags that the launcher does not know; other verbs take some of other releases."""
 RULES = declared(vars())
