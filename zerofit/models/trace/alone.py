@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.models.trace.cache import read_trace, write_trace
+from zerofit.models.trace.cache import read_trace
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Trace, TraceRequest
     from zerofit.models.source import ModelSource
 
+_PROGRAM = "zerofit.models.trace.alone_process"
 _ATTEMPTS = 2
-_FIELDS = ("summary", "found", "why", "fix")
 
 
 def trace_alone(source: ModelSource, request: TraceRequest) -> Trace:
@@ -39,7 +39,7 @@ def trace_alone(source: ModelSource, request: TraceRequest) -> Trace:
         file = Path(folder) / "asked.trace"
         for _ in range(_ATTEMPTS):
             ended = subprocess.run(
-                [sys.executable, "-m", __name__, str(file)],
+                [sys.executable, "-m", _PROGRAM, str(file)],
                 input=asked,
                 capture_output=True,
                 env={**os.environ, "PYTHONPATH": paths},
@@ -65,22 +65,3 @@ def _refusal(file: Path) -> UserError | None:
         return None
     fields = json.loads(error.read_text("utf-8"))
     return UserError(fields.pop("id"), fields.pop("summary"), **fields)
-
-
-def main() -> None:
-    """Trace what standard input asks for into the file that the command names."""
-    from zerofit.models.trace.entry import trace_here
-
-    source, request = pickle.loads(sys.stdin.buffer.read())
-    file = Path(sys.argv[1])
-    try:
-        write_trace(file, trace_here(source, request))
-    except UserError as error:
-        fields = {name: getattr(error, name) for name in _FIELDS}
-        file.with_suffix(".json").write_text(json.dumps({"id": error.rule, **fields}), "utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # without the interpreter's last collection
-
-
-if __name__ == "__main__":
-    main()
