@@ -186,6 +186,7 @@ def test_generation_that_transformers_does_not_know_to_keep_in_step(call: str) -
         ),
         (f"{_ENGINE.replace('stage3', 'stage2')}engine.module.generate(ids)\n", _NATIVE),
         (f"{_ENGINE}engine.module.generate(ids)\n", "deepspeed --num_gpus 1"),
+        (f"{_ENGINE.replace(_LOAD, 'build()')}engine.module.generate(ids)\n", _NATIVE),
         (f"{_IMPORTS}{_ACCELERATOR}m = accelerator.prepare({_LOAD})\nm.module.generate(ids)\n", _LINE),
     ],
 )

@@ -98,7 +98,7 @@ def _settings_of_plugin(plugin: ScriptCall, settings: RunSettings) -> RunSetting
     return replace(
         settings,
         engine=replace(stage.said, value=Engine.DEEPSPEED),
-        zero_stage=replace(stage.said, value=ZeroStage(stage.value)),
+        zero_stage=replace(stage.said, value=ZeroStage(int(str(stage.value)))),
         force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
         **devices,
     )

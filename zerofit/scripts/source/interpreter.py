@@ -544,7 +544,8 @@ def _gathers(function: LocalFunction, steps: int = 0) -> bool:
     nodes = list(ast.walk(function.node))
     if any(getattr(node, "attr", getattr(node, "value", None)) in ("ds_id", "ds_status") for node in nodes):
         return True
-    values = (function.scope.look_up(node.id) for node in nodes if isinstance(node, ast.Name))
+    names_used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    values = map(function.scope.look_up, sorted(names_used))
     called = [value for value in values if isinstance(value, LocalFunction)]
     return steps < 2 and any(_gathers(value, steps + 1) for value in called)
 

@@ -171,14 +171,14 @@ def _quantized_whole(situation: Situation) -> Iterator[Hit]:
     if situation.strategy is not None or situation.launcher is Launcher.ZEROFIT:
         return  # quantized-script-below-zero3
     if situation.script is None:
-        for said in _quantizing_arguments(situation):
-            yield hit_of(replace(said, confidence=Confidence.LIKELY), why=_WHY_UNREAD)
+        for named in _quantizing_arguments(situation):
+            yield hit_of(replace(named, confidence=Confidence.LIKELY), why=_WHY_UNREAD)
     for model in _trained(situation, ModelConstructor.PRETRAINED):
         quantization = model.quantization
         if quantization is None:
             continue
         given = [said for name in quantization.arguments if (said := given_argument(situation, name))]
-        asked = next((said for said in given if is_on(said)), None)
+        asked = next(filter(is_on, given), None)
         if asked is not None or not quantization.arguments:
             yield hit(quantization.made, f" with {asked.text}" if asked else "")
 

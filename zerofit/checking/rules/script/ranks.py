@@ -196,6 +196,8 @@ def _is_unknown_to_transformers(situation: Situation) -> bool:
     script = situation.script
     if script is None or script.route is not Route.NATIVE or not script.find(Action.INITIALIZE):
         return False
+    if not script.models:
+        return False  # a part of a program, whose other files may do it
     told = (Action.MAKE_HF_CONFIG, Action.MAKE_ACCELERATOR, Action.MAKE_ARGUMENTS, Action.PARSE_ARGUMENTS)
     is_one = situation.topology is not None and situation.topology.world_size == 1
     return not script.find(*told) and not is_one

@@ -188,7 +188,7 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
         other = trainer.find(_HALVES[_HALVES.index(names[0]) - 1])
         if said is None and other is not None and other.value is True:
             said = replace(other, value=False)  # Trainer takes one half precision
-            names = (_HALVES[_HALVES.index(names[0]) - 1],)
+            names = (_HALVES[_HALVES.index(names[0]) - 1], names[1])
         if said is not None and isinstance(said.value, bool):
             yield path, names, said
     first, second = (trainer.find_or_default(name) for name in _BETAS)
