@@ -71,6 +71,8 @@ class Run:
     is_reference: bool = False
     as_on_gpus: bool = True
     """True if CPU ranks get the process group that GPUs would have; not in examples of CPU ranks."""
+    shards: bool = False
+    """True if CPU ranks enter FSDP where GPUs would."""
     start: Path | None = None
     """Weights to start from, for a reference."""
     before: Run | None = None
@@ -122,6 +124,7 @@ def run_of(example: Example) -> Run:
         num_ranks=NUM_RANKS,
         num_machines=num_machines,
         as_on_gpus=not (ranks.on_cpu and ranks.world_size > 1),
+        shards=shards_with_fsdp(example),
         before=before,
     )
 
@@ -172,7 +175,7 @@ def _asked(example: Example, files: Mapping[str, str]) -> dict[str, Any]:
     if example.strategy is not None:
         steps, norm = example.strategy.gradient_accumulation_steps, example.strategy.gradient_clipping
         return {"gradient_accumulation_steps": steps or 1, "gradient_clipping": norm or 0.0}
-    asked = {"gradient_clipping": DEFAULT_CLIPPING}
+    asked = {"gradient_clipping": 0.0 if shards_with_fsdp(example) else DEFAULT_CLIPPING}
     words = shlex.split(example.command or "")
     flags = {word.lstrip("-").replace("-", "_"): value for word, value in pairwise(words)}
     section = _accelerate_settings(files).get("deepspeed_config", {})
@@ -182,6 +185,12 @@ def _asked(example: Example, files: Mapping[str, str]) -> dict[str, Any]:
             if layer.get(key, "auto") != "auto":
                 asked[key] = kind(layer[key])
     return asked | ({"optimizer": config["optimizer"]} if "optimizer" in config else {})
+
+
+def shards_with_fsdp(example: Example) -> bool:
+    """Return True if an example's file, flags or script ask for FSDP, which clips nothing by itself."""
+    text = "".join(example_files(example).values()) + (example.command or "")
+    return "FSDP" in text or "fsdp" in text or "FullyShardedDataParallelPlugin" in text
 
 
 def _accelerate_settings(files: Mapping[str, str]) -> dict[str, Any]:
