@@ -20,7 +20,7 @@ from zerofit.cli import plan as plan_cli
 from zerofit.cli.main import zerofit as group
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Engine, Precision
+from zerofit.core.strategy import Precision
 from zerofit.launching import launch as launch_file
 from zerofit.launching import tune as tune_file
 from zerofit.launching.clusters import submit as submit_file
@@ -332,9 +332,3 @@ def test_a_setting_keeps_its_place_and_what_it_overrides(
     overridden = spec.overrides.beaten.get(field)
     assert spec.overrides.where(field) == where
     assert (None if overridden is None else overridden.where) == beaten
-
-
-@pytest.mark.parametrize("settings", [{"engine": "fsdp2"}, {"engine": Engine.FSDP2}])
-def test_fsdp2_is_refused_until_it_can_be_launched(settings: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="fsdp-not-taken"):
-        resolve(None, verb=Verb.PLAN, **settings)

@@ -152,6 +152,8 @@ class RankCounts:
     """Ranks per group by the kind of parallelism: "tensor", "sequence", "pipeline"."""
     stages_per_rank: int = 1
     """Stages of a pipeline that each rank holds."""
+    dp_replicate_size: int = 1
+    """Copies of the weights that FSDP2 shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,10 +162,13 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     deepspeed_file = str(deepspeed) if deepspeed else None
     files = {
         accelerate: accelerate_yaml(
-            strategy, topology=plan.topology, deepspeed_file=deepspeed_file, makes_groups=True
+            strategy, topology=plan.topology, deepspeed_file=deepspeed_file, is_used_alone=True
         ),
         folder / "training_args.json": training_arguments_json(
-            strategy, deepspeed_file=deepspeed_file, transformers=plan.versions.transformers
+            strategy,
+            deepspeed_file=deepspeed_file,
+            transformers=plan.versions.transformers,
+            is_used_alone=True,
         ),
         folder / "launch.sh": _launch_script(plan, accelerate),
     }

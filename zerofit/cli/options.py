@@ -25,7 +25,7 @@ from zerofit.cli.parameters import (
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, OptimizerName, Precision
+from zerofit.core.strategy import Engine, OptimizerName, Precision, StateDictType
 from zerofit.launching.misplaced_flags import check_misplaced_flags
 from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.sources.launch_line import read_line
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
-_ENGINES = {engine.value: engine for engine in Engine if engine is not Engine.FSDP2}
-"""Without FSDP2, which `resolve` refuses."""
+_STATE_DICTS = {kind.value.removesuffix("_STATE_DICT").lower(): kind for kind in StateDictType} | {
+    kind.value.lower().replace("_", "-"): kind for kind in StateDictType
+}
+"""Short words, and accelerate's own."""
 _OPTIMIZER = Word("optimizer", OptimizerName)
 _ATTENTIONS = {
     name.replace("_", "-"): name
@@ -53,7 +55,7 @@ _START_OPTIONS = (
     click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
 _FIELD_OPTIONS = (
-    click.option("--engine", type=Word("engine", _ENGINES), help="DeepSpeed, or PyTorch alone."),
+    click.option("--engine", type=Word("engine", Engine), help="DeepSpeed, FSDP2, or PyTorch alone."),
     click.option(
         "--zero-stage",
         type=ZERO_STAGE,
@@ -71,13 +73,28 @@ _FIELD_OPTIONS = (
         "--offload-param-device",
         "param_offload",
         type=OFFLOAD,
-        help="Where parameter shards are stored; needs ZeRO-3.",
+        help="Where parameter shards are stored; needs ZeRO-3 or FSDP2.",
     ),
     click.option(
         "--nvme-path",
         metavar="DIR",
         shell_complete=complete_file,
         help="Folder on the NVMe disk, for offload to nvme.",
+    ),
+    click.option(
+        "--reshard-after-forward/--no-reshard-after-forward",
+        default=None,
+        help="FSDP2: free gathered weights after the forward pass; --no-... keeps them, as ZeRO-2 does.",
+    ),
+    click.option(
+        "--state-dict-type",
+        type=Word("state-dict-type", _STATE_DICTS),
+        help="FSDP2: checkpoints as whole weights on rank 0, or as shards of each rank.",
+    ),
+    number_option(
+        "--dp-replicate-size",
+        "--parallelism-config-dp-replicate-size",
+        help="FSDP2: copies of the sharded weights (hybrid sharding); 1 shards over all ranks.",
     ),
     click.option(
         "--mixed-precision",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +33,8 @@ FLAGS = {
     "tf32": "--tf32",
     "liger": "--liger",
     "group_by_length": "--group-by-length",
+    "reshard_after_forward": "--reshard-after-forward",
+    "state_dict_type": "--state-dict-type",
 }
 """The command-line flag of each Strategy field that has one."""
 OTHER_FLAGS = {
@@ -42,6 +45,7 @@ OTHER_FLAGS = {
     "sequence_parallel_size": "--sequence-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "pipeline_stages_per_rank": "--pipeline-stages-per-rank",
+    "dp_replicate_size": "--dp-replicate-size",
 }
 """The flag of each other field: those of Topology, and the global batch of Workload."""
 
@@ -119,6 +123,18 @@ def overrides(where: str = "", **values: Any) -> Overrides:
             if value is not None
         }
     )
+
+
+OF_FSDP2 = ("reshard_after_forward", "state_dict_type", "dp_replicate_size")
+"""Fields that only FSDP2 has."""
+
+
+def with_engine_of(said: Overrides) -> Overrides:
+    """Return overrides with FSDP2 as engine if none is set and a field that only FSDP2 has is."""
+    named = next((said.said[name] for name in OF_FSDP2 if said.has(name)), None)
+    if said.has("engine") or named is None:
+        return said
+    return replace(said, said={**said.said, "engine": replace(named, value=Engine.FSDP2)})
 
 
 def flag_of(name: str, value: Any = None) -> str:

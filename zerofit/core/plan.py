@@ -73,8 +73,9 @@ GROUP_FLAGS = {
     "sequence_parallel_size": "--sequence-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "pipeline_stages_per_rank": "--pipeline-stages-per-rank",
+    "dp_replicate_size": "--dp-replicate-size",
 }
-"""Fields of Topology that say how ranks share samples, and their flags."""
+"""Fields of Topology that say how ranks share samples or weights, and their flags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,7 @@ def plan_to_json(plan: Plan) -> str:
 def topology_fields(topology: Topology) -> dict[str, Any]:
     """Return the topology for a file; sizes of unused parallelism are left out."""
     document = dataclasses.asdict(topology)
-    for name in (*GROUP_FLAGS, "dp_replicate_size"):
+    for name in GROUP_FLAGS:
         if document[name] == 1:
             del document[name]
     if not document["stage_blocks"]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.named_files import resumed_from
 from zerofit.core.checkpoints import incomplete_checkpoint, inspect_checkpoint, is_checkpoint
 from zerofit.core.errors import UserError
+from zerofit.core.strategy import Engine, describe_strategy
 from zerofit.machine.gpus import probe_driver, why_no_gpu
 from zerofit.planning.options import MachineFlags
 from zerofit.planning.sources.settings import check_capture_limit, check_none_ignored
@@ -40,6 +41,19 @@ def check_nvme_path(plan: Plan) -> None:
         why="each rank writes its offloaded data into files there",
         fix="name a writable folder on a local NVMe disk: --nvme-path DIR",
     )
+
+
+def check_trains(plan: Plan) -> None:
+    """Check that zerofit's ranks can train under the plan's engine."""
+    if plan.strategy.engine is Engine.FSDP2:
+        raise UserError(
+            "fsdp2-is-planned-only",
+            "zerofit plans FSDP2 and writes its files, but does not start it yet",
+            found=describe_strategy(plan.strategy),
+            why="the hooks of a run don't know FSDP2's shards",
+            fix="write the files by `zerofit config --engine fsdp2` and start accelerate with them, or take "
+            "--zero-stage 3",
+        )
 
 
 def check_resumed_checkpoint(arguments: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from zerofit.core.capture import for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
 from zerofit.core.secrets import masked
-from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
+from zerofit.launching.checks import check_flags, check_nvme_path, check_trains, no_micro_batch
 from zerofit.launching.nodes import find_rendezvous
 from zerofit.launching.start import PlannedLaunch
 from zerofit.machine.versions import probe_versions
@@ -58,6 +58,8 @@ def prepare_launches(spec: RunSpec, observer: Observer) -> tuple[PlannedLaunch, 
     kept = None if capture is None else for_plan(capture)
     if not spec.is_elsewhere:
         check_nvme_path(plans[0])
+    if not spec.dry_run:
+        check_trains(plans[0])
     return tuple(_launch(spec, replace(plan, capture=kept)) for plan in plans)
 
 

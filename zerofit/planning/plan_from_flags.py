@@ -17,7 +17,7 @@ from zerofit.core.presets import find_preset
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from zerofit.planning.run_spec import RunSpec
 
@@ -42,6 +42,7 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
     if said.get("gradient_checkpointing") is False:
         said["checkpoint_every"] = 1  # nothing is recomputed now, whatever the plan file sets
     strategy = replace(strategy, **said)
+    strategy = _with_both_copies(strategy, said)
     if not strategy.uses_nvme and "nvme_path" not in said:
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag turned off
     before = plan.topology if plan else topology
@@ -70,6 +71,15 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
         estimate=plan.estimate if plan and (plan.strategy, plan.topology) == (strategy, topology) else None,
         capture=plan.capture if plan else None,
     )
+
+
+def _with_both_copies(strategy: Strategy, said: Mapping[str, Any]) -> Strategy:
+    """Return a strategy in which FSDP2 offloads both copies if the user named one of them."""
+    pair = ("optimizer_offload", "param_offload")
+    named = [said[name] for name in pair if name in said]
+    if strategy.engine is not Engine.FSDP2 or len(named) != 1:
+        return strategy
+    return replace(strategy, optimizer_offload=named[0], param_offload=named[0])
 
 
 def _trains(spec: RunSpec) -> bool:
@@ -164,6 +174,7 @@ def topology_of(machine: Machine, spec: RunSpec, *, has_these_gpus: bool = True)
     is_of_plan = sizes["pipeline_parallel_size"] == base.pipeline_parallel_size
     if per_rank is None:
         per_rank = base.pipeline_stages_per_rank if is_of_plan else 1
+    copies = said.get("dp_replicate_size") or base.dp_replicate_size
     counts = RankCounts(
         world_size=world_size,
         text=words,
@@ -171,6 +182,7 @@ def topology_of(machine: Machine, spec: RunSpec, *, has_these_gpus: bool = True)
         gpus_per_node=num_gpus if not on_cpu and has_these_gpus else None,
         group_sizes={kind: sizes[name] for kind, name in _GROUPS.items()},
         stages_per_rank=per_rank,
+        dp_replicate_size=copies,
     )
     refuse(Situation(ranks=counts), rules=OF_RANKS)
     return Topology(
@@ -178,6 +190,7 @@ def topology_of(machine: Machine, spec: RunSpec, *, has_these_gpus: bool = True)
         world_size=world_size,
         on_cpu=on_cpu,
         pipeline_stages_per_rank=per_rank,
+        dp_replicate_size=copies,
         stage_blocks=base.stage_blocks if is_of_plan and per_rank == base.pipeline_stages_per_rank else (),
         **sizes,
     )
@@ -233,6 +246,9 @@ def _taken_up(
 def _default_engine(topology: Topology, said: Overrides) -> tuple[Strategy, Reason]:
     engine, stage = said.get("engine"), said.get("zero_stage")
     offloads = {said.get("optimizer_offload"), said.get("param_offload")} - {None, OffloadDevice.NONE}
+    if engine is Engine.FSDP2:
+        strategy = Strategy(engine=Engine.FSDP2)
+        return strategy, _reason(strategy, "engine", Origin.DEFAULT, f"{said.where('engine')} says so")
     needs_deepspeed = engine is Engine.DEEPSPEED or stage or offloads
     if engine is Engine.NATIVE or (topology.world_size == 1 and not needs_deepspeed):
         strategy = Strategy()

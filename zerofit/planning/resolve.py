@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.overrides import Overrides, flag_of
+from zerofit.core.overrides import Overrides, flag_of, with_engine_of
 from zerofit.core.plan import Plan
 from zerofit.core.setting import Place, Said
-from zerofit.core.strategy import Engine
 from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
-from zerofit.planning.sources.launch_line import fsdp_refused, read_line
+from zerofit.planning.sources.launch_line import read_line
 from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
@@ -119,8 +118,8 @@ def resolve(
         target = script_target(target[0], target[1:], module=module)
         check_script(target)
     said = settings_of({**settings, "plan": plan})
-    if said.overrides.get("engine") is Engine.FSDP2:
-        raise fsdp_refused(said.overrides.where("engine"), fix="leave it out")
+    if said.plan is None and said.preset is None:
+        said = replace(said, overrides=with_engine_of(said.overrides))
     nodes = said.nodes
     takes_default = (
         target is not None

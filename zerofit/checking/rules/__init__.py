@@ -15,6 +15,7 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
+from zerofit.checking.rules.fsdp import strategy as fsdp_strategy
 from zerofit.checking.rules.launch import batch_jobs, files, flags, machines, ranks
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
@@ -43,6 +44,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *tensor_parallel.RULES,
     *sequence_parallel.RULES,
     *expert_parallel.RULES,
+    *fsdp_strategy.RULES,
     *optimizers.RULES,
     *pipeline.RULES,
     *precision.RULES,
@@ -73,6 +75,7 @@ _OF_RANKS = (
     "sequence-parallel-groups-not-whole",
     "pipeline-parallel-groups-not-whole",
     "stages-per-rank-without-pipeline",
+    "hybrid-shards-not-whole",
 )
 OF_RANKS: tuple[Rule, ...] = (*ranks.RULES, *(rule for rule in ALL_RULES if rule.id in _OF_RANKS))
 """Those on the number of ranks."""

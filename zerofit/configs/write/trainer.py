@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from zerofit.configs.write.accelerate import fsdp_section
 from zerofit.core.optimizers.lookup import REPLACEMENTS
 from zerofit.core.strategy import Engine, Precision
 from zerofit.core.supported import release_of
@@ -19,7 +20,11 @@ LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
 
 
 def training_arguments(
-    strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
+    strategy: Strategy,
+    *,
+    deepspeed_file: str | None,
+    transformers: str | None = None,
+    is_used_alone: bool = False,
 ) -> dict[str, Any]:
     """Return the TrainingArguments that a strategy sets; those left to the script are absent.
 
@@ -27,6 +32,7 @@ def training_arguments(
         strategy: the strategy.
         deepspeed_file: path of the DeepSpeed JSON; None if accelerate's launcher passes it.
         transformers: the release that determines field names; None for the newest known one.
+        is_used_alone: True for a file that is used without zerofit, which has FSDP2's settings too.
     """
     arguments: dict[str, Any] = {}
     if strategy.engine is Engine.DEEPSPEED and deepspeed_file is not None:
@@ -49,6 +55,10 @@ def training_arguments(
     if strategy.optimizer is not None and "lion" in strategy.optimizer:
         decided |= LION_BETAS
     arguments |= {name: value for name, value in decided.items() if value is not None}
+    if strategy.engine is Engine.FSDP2 and is_used_alone:
+        arguments |= _fsdp2_arguments(strategy, transformers)
+        if arguments["fsdp_config"]["activation_checkpointing"]:
+            del arguments["activation_checkpointing"]  # Trainer refuses both
     return arguments if transformers is None else _named_in(arguments, transformers)
 
 
@@ -70,14 +80,34 @@ def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
     return {"use_reentrant": False, "every_n_layers": strategy.checkpoint_every}
 
 
+def _fsdp2_arguments(strategy: Strategy, transformers: str | None) -> dict[str, Any]:
+    """Return `fsdp` and `fsdp_config`: since 5.10 a switch and all settings, before a text and some of them.
+
+    Source: transformers/training_args.py, _process_fsdp_args, in 5.0, 5.9, 5.10 and 5.23.
+    """
+    section = fsdp_section(strategy, checkpoints=True)
+    config = {name.removeprefix("fsdp_"): value for name, value in section.items()}
+    offloads = config.pop("offload_params")
+    if transformers is None or release_of(transformers) >= release_of("5.10"):
+        return {"fsdp": True, "fsdp_config": {**config, "cpu_offload": offloads}}
+    del config["state_dict_type"], config["auto_wrap_policy"]
+    return {"fsdp": f"full_shard auto_wrap{' offload' * offloads}", "fsdp_config": config}
+
+
 def takes_every_n_layers(transformers: str) -> bool:
     """Return True if a release's TrainingArguments can checkpoint some blocks instead of all."""
     return release_of(transformers) >= release_of("5.16")
 
 
 def training_arguments_json(
-    strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
+    strategy: Strategy,
+    *,
+    deepspeed_file: str | None,
+    transformers: str | None = None,
+    is_used_alone: bool = False,
 ) -> str:
     """Return training_arguments() as a JSON text for HfArgumentParser."""
-    arguments = training_arguments(strategy, deepspeed_file=deepspeed_file, transformers=transformers)
+    arguments = training_arguments(
+        strategy, deepspeed_file=deepspeed_file, transformers=transformers, is_used_alone=is_used_alone
+    )
     return json.dumps(arguments, indent=2) + "\n"

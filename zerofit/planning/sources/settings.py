@@ -18,6 +18,7 @@ from zerofit.core.strategy import (
     OptimizerName,
     Precision,
     Quantization,
+    StateDictType,
     ZeroStage,
 )
 from zerofit.core.units import parse_bytes
@@ -121,6 +122,7 @@ _ENUMS: dict[str, type[Enum]] = {
     "task": Task,
     "loop": Loop,
     "dtype": Precision,
+    "state_dict_type": StateDictType,
 }
 _BY_FLAG = {
     **{flag.removeprefix("--").replace("-", "_"): name for name, flag in FLAGS.items()},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.command import Route
-from zerofit.core.overrides import FLAGS
+from zerofit.core.overrides import FLAGS, flag_of
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Lora, Strategy
 
@@ -79,8 +79,8 @@ def strategy_flags(strategy: Strategy) -> str:
         value = getattr(strategy, name)
         if name != "engine" and value == getattr(Strategy(), name):
             continue
-        is_switch = value is True or value == Lora()
-        words.append(flag if is_switch else f"{flag} {getattr(value, 'value', value)}")
+        is_switch = isinstance(value, bool) or value == Lora()
+        words.append(flag_of(name, value) if is_switch else f"{flag} {getattr(value, 'value', value)}")
     return " ".join(words)
 
 
@@ -90,6 +90,7 @@ def rank_flags(ranks: RankCounts) -> str:
     flags |= {"--num-machines": ranks.num_nodes} if ranks.num_nodes > 1 else {}
     flags |= {f"--{kind}-parallel-size": size for kind, size in ranks.group_sizes.items() if size > 1}
     flags |= {"--pipeline-stages-per-rank": ranks.stages_per_rank} if ranks.stages_per_rank > 1 else {}
+    flags |= {"--dp-replicate-size": ranks.dp_replicate_size} if ranks.dp_replicate_size > 1 else {}
     return " ".join(("--cpu", *(f"{flag} {number}" for flag, number in flags.items())))
 
 

@@ -36,6 +36,9 @@ def _offload_at(
     fact = "the optimizer offload" if which == "optimizer_offload" else "the parameter offload"
 
     def find(situation: Situation) -> Iterator[Hit]:
+        engine = situation.settings.engine
+        if engine is not None and engine.value is Engine.FSDP2:
+            return
         offload: Said[OffloadDevice] = known(getattr(situation.settings, which), fact)
         if offload.value in devices and (stage := stage_of(situation)).value in stages:
             yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
