@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,6 +40,8 @@ _ACCELERATE_YAML = {
     "use_cpu": False,
 }
 """Where an example has no YAML: one that names the example's DeepSpeed file, and nothing else."""
+_FSDP = re.compile(r"distributed_type: FSDP|fsdp_version|fsdp=|fsdp_config=")
+"""Words of files, flags and scripts that configure FSDP."""
 _TWO_GPUS = ("--num_gpus", str(NUM_RANKS))
 """On the CPU too, the deepspeed launcher calls ranks so."""
 _TRAINER_ARGUMENTS = {
@@ -190,7 +193,7 @@ def _asked(example: Example, files: Mapping[str, str]) -> dict[str, Any]:
 def shards_with_fsdp(example: Example) -> bool:
     """Return True if an example's file, flags or script ask for FSDP, which clips nothing by itself."""
     text = "".join(example_files(example).values()) + (example.command or "")
-    return "FSDP" in text or "fsdp" in text or "FullyShardedDataParallelPlugin" in text
+    return _FSDP.search(text) is not None
 
 
 def _accelerate_settings(files: Mapping[str, str]) -> dict[str, Any]:

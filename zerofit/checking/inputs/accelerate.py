@@ -33,7 +33,7 @@ IN_DEEPSPEED_FILE = {
 DYNAMO_BACKEND = (("dynamo_config", "dynamo_backend"), ("dynamo_config", "backend"), ("dynamo_backend",))
 """Paths of torch.compile's backend in accelerate's file."""
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
-_OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
+OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
 """Flags with which `accelerate launch` ignores the file's distributed_type."""
 
 
@@ -114,7 +114,7 @@ def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     """
     command, file = launch.command, launch.file
     if command is not None:
-        chosen = command.find("cpu", *_OTHER_PARADIGMS)
+        chosen = command.find("cpu", *OTHER_PARADIGMS)
         if chosen is not None:
             return Said(value=False, text=chosen.text)
         flag = command.find("use_deepspeed")
