@@ -140,7 +140,7 @@ def test_what_follows_the_loop(lines: str, rules: set[str]) -> None:
         ("somewhere.Optimizer", False),
     ],
 )
-def test_optimizers_that_step_no_shards(optimizer: str, fails: bool) -> None:  # noqa: FBT001 - a row's value
+def test_optimizers_that_step_no_shards(optimizer: str, fails: bool) -> None:
     module = optimizer.partition(".")[0]
     script = f"import {optimizer.rpartition('.')[0]}\n" + _SETUP.replace("torch.optim.AdamW", optimizer)
     script = script.replace("import torch\n", f"import torch\nimport {module}\n", 1)
@@ -165,7 +165,7 @@ def test_optimizers_that_step_no_shards(optimizer: str, fails: bool) -> None:  #
         ("**settings", False),
     ],
 )
-def test_storage_of_4_bit_weights(arguments: str, is_whole: bool) -> None:  # noqa: FBT001 - a row's value
+def test_storage_of_4_bit_weights(arguments: str, is_whole: bool) -> None:
     script = _SETUP.replace(
         'from_pretrained("gpt2")',
         f'from_pretrained("gpt2", quantization_config=BitsAndBytesConfig({arguments}))',

@@ -60,7 +60,7 @@ def units_of(model: Any) -> list[Any]:
 
 
 def whole_state(model: Any) -> dict[str, Any]:
-    """Return the whole weights of a sharded model by their names in the plain one; every rank must call it."""
+    """Return a sharded model's whole weights by their names in the plain one; every rank must call it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -57,7 +57,8 @@ def _fsdp_names(schemas: Schemas) -> set[str]:
     of_trainer = schemas.training_arguments.find("fsdp_config")
     of_accelerate = schemas.accelerate.find("fsdp_config")
     sections = [key.section for key in (of_trainer, of_accelerate) if key is not None and key.section]
-    return {name for section in sections for key in section.keys for name in (key.name, *key.aliases)}
+    names = {name for section in sections for key in section.keys for name in (key.name, *key.aliases)}
+    return names - {"version"}  # of many files
 
 
 def _is_misspelt(keys: set[str], names: set[str]) -> bool:

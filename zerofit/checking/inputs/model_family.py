@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import tomllib
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zerofit.core.catalog_folder import CATALOG_FOLDER
-from zerofit.core.upstream.transformers import families_with_class
+from zerofit.core.upstream.model_code import families_with_class, family_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +28,7 @@ def _of_arguments(situation: Situation) -> Iterator[str | None]:
     for name in _ARGUMENTS:
         said = situation.arguments.find(name)
         if said is not None and isinstance(said.value, str):
-            yield _family_of(said.value)
+            yield family_of(said.value)
             return
 
 
@@ -43,33 +38,8 @@ def _of_script(situation: Situation) -> Iterator[str | None]:
             continue
         loaded, made = _LOADED.search(model.made.text), _MADE.match(model.made.text)
         if loaded is not None:
-            yield _family_of(loaded[1])
+            yield family_of(loaded[1])
         elif made is not None and (families := families_with_class(made[1])):
             yield families[0] if len(families) == 1 else None
         else:
             yield None
-
-
-def _family_of(name: str) -> str | None:
-    """Return a model's family: off its folder's config.json, or by its name in the catalog."""
-    path = os.path.join(name, "config.json")
-    if os.path.isfile(path):
-        try:
-            with open(path, encoding="utf-8") as file:
-                return str(json.load(file)["model_type"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-    return _catalog().get(name.lower())
-
-
-@cache
-def _catalog() -> dict[str, str]:
-    """Return the families of the catalog's models by each of their names, in lower case."""
-    with open(os.path.join(CATALOG_FOLDER, "models.toml"), "rb") as file:
-        models: dict[str, dict[str, Any]] = tomllib.load(file)
-    return {
-        name.lower(): str(entry["config"]["model_type"])
-        for key, entry in models.items()
-        for name in (key, *entry.get("hub_ids", ()))
-        if "model_type" in entry.get("config", {})
-    }

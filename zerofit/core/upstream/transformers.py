@@ -43,9 +43,6 @@ BEFORE_A_PASS = ("_prefill", "get_candidates", "prepare_inputs_for_generation")
 """Functions during which other ranks may already be inside generate()'s forward pass (5.23, _sample)."""
 NOTES_OF_GENERATION_CONFIG = ("_commit_hash", "_from_model_config", "transformers_version")
 """Metadata keys that GenerationConfig.save_pretrained writes beside the settings."""
-_NO_SPLIT = re.compile(r"_no_split_modules\s*=\s*\[([^\]]*)\]")
-"""The blocks of a model, which FSDP and device_map keep whole."""
-_QUOTED = re.compile(r"[\"'](\w+)[\"']")
 
 
 def tensor_plan_of(model: Any) -> dict[str, str]:
@@ -397,36 +394,3 @@ def of_whole_sequence(
         new["mask_function"] = masking_utils.and_masks(arguments["mask_function"], inside)
         new["allow_is_causal_skip"] = False
     return arguments | new
-
-
-@functools.cache
-def _model_code() -> dict[str, str]:
-    """Return the source of each family's models by the name of its folder; empty without transformers."""
-    from importlib.util import find_spec
-
-    found = find_spec("transformers")  # imports nothing
-    folders = found.submodule_search_locations or [] if found else []
-    files = (path for folder in folders for path in Path(folder).glob("models/*/modeling_*.py"))
-    texts: dict[str, str] = {}
-    for path in sorted(files):
-        texts[path.parent.name] = texts.get(path.parent.name, "") + path.read_text(encoding="utf-8")
-    return texts
-
-
-def families_with_class(name: str) -> tuple[str, ...] | None:
-    """Return the families of models whose code defines a class; None if transformers is not installed."""
-    code = _model_code()
-    return tuple(family for family, text in code.items() if f"\nclass {name}(" in text) if code else None
-
-
-def is_in_code_of(name: str, family: str) -> bool | None:
-    """Return True if the code of a family of models has a name; None if there is no such family."""
-    text = _model_code().get(family.replace("-", "_"))
-    return None if text is None else re.search(rf"\b{re.escape(name)}\b", text) is not None
-
-
-def block_classes(family: str = "") -> tuple[str, ...]:
-    """Return the classes in _no_split_modules: those of a family of models, or of all."""
-    texts = [_model_code().get(family.replace("-", "_"), "")] if family else _model_code().values()
-    lists = (found for text in texts for found in _NO_SPLIT.findall(text))
-    return tuple(dict.fromkeys(name for names in lists for name in _QUOTED.findall(names)))

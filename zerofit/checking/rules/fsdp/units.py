@@ -15,7 +15,7 @@ from zerofit.checking.rules.fsdp.settings import under_fsdp
 from zerofit.core.command import is_literal
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
-from zerofit.core.upstream.transformers import block_classes, families_with_class, is_in_code_of
+from zerofit.core.upstream.model_code import block_classes, families_with_class, is_in_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

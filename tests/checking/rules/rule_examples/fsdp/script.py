@@ -100,14 +100,14 @@ EXAMPLES = {
         bad=sharding(_with_step("accelerator.clip_grad_value_(model.parameters(), 0.1)")),
         good=sharding(_with_step("accelerator.clip_grad_norm_(model.parameters(), 0.1)")),
     ),
-    "fsdp2-quantized-storage-is-float": Examples(
-        bad=_quantized(changed(_QLORA, ", bnb_4bit_quant_storage=torch.bfloat16", "")),
-        good=_quantized(_QLORA),
-    ),
     "fsdp-checkpoints-blocks-twice": Examples(
         bad=sharding(
             changed(LANGUAGE, "optimizer = torch", _CHECKPOINTS), fsdp_activation_checkpointing=True
         ),
         good=sharding(LANGUAGE, fsdp_activation_checkpointing=True),
+    ),
+    "fsdp2-quantized-storage-is-float": Examples(
+        bad=_quantized(changed(_QLORA, ", bnb_4bit_quant_storage=torch.bfloat16", "")),
+        good=_quantized(_QLORA),
     ),
 }
