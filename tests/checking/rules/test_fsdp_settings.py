@@ -302,3 +302,11 @@ def test_a_line_names_the_file_of_fsdp_config(tmp_path: Path, monkeypatch: pytes
     assert finding.rule == "fsdp-config-key-unknown"
     (finding,) = check_run(*line.removesuffix(" --fsdp").split()).findings
     assert finding.rule == "fsdp-config-without-fsdp"
+
+
+def test_ms_swift_has_words_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("swift sft --model Qwen/Qwen2-7B --fsdp fsdp2 --output_dir out\n")
+    assert [finding.rule for finding in check_run("run.sh").findings] == []
+    Path("run.sh").write_text("llamafactory-cli train --stage sft --fsdp fsdp2 --output_dir out\n")
+    assert [finding.rule for finding in check_run("run.sh").findings] == ["fsdp-word-refused"]

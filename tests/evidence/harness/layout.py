@@ -107,7 +107,7 @@ def run_of(example: Example) -> Run:
     if example.checkpoint is not None:
         before = _saving(example)
         target += ["--resume", example.checkpoint.folder]
-    launcher, command = "torchrun", target
+    launcher, command = "python" if words == ["python"] else "torchrun", target
     if words[:1] == ["deepspeed"]:
         flags = _without(words[1:], "--num_gpus")
         launcher, command = "deepspeed", [*_TWO_GPUS, *flags, "--module", "harness.rank", *target]

@@ -6,7 +6,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.programs import AXOLOTL, LLAMA_FACTORY, former_names_of
+from zerofit.checking.inputs.programs import (
+    AXOLOTL,
+    LLAMA_FACTORY,
+    SWIFT,
+    WORDS_OF_SWIFT,
+    former_names_of,
+)
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.document import FileKind
 from zerofit.configs.schema import ValueKind
@@ -129,6 +135,8 @@ def _of_program(
 ) -> dict[str, Said[Any]]:
     """Return those of a program's arguments that certainly are TrainingArguments'; the others are its own."""
     names = {*(key.name for key in fields.keys), *former} - former_names_of(program.package)
+    if program.package == SWIFT:
+        names -= set(WORDS_OF_SWIFT)
     if program.package != AXOLOTL:
         return {name: said for name, said in typed.items() if name in names}
     found = {}

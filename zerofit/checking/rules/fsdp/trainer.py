@@ -215,11 +215,11 @@ def _best_of_models(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     id="fsdp-sharded-save-has-no-weights",
     severity=Severity.WARNING,
     summary="save_model() writes no weights under SHARDED_STATE_DICT",
-    why="Trainer gathers the model only under FULL_STATE_DICT; else it silently leaves model.safetensors out",
+    why="Trainer gathers the model only under FULL_STATE_DICT; else it silently writes no model.safetensors",
     fix="write state_dict_type: FULL_STATE_DICT, or call trainer.accelerator.state.fsdp_plugin"
     '.set_state_dict_type("FULL_STATE_DICT") before it',
     see=_TRAINER,
-    evidence=fails("Error no file named model.safetensors"),
+    evidence=ignored(("left final", "not observed")),
 )
 @under_fsdp()
 def _saves_nothing(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:

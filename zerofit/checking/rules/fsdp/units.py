@@ -153,8 +153,9 @@ def _unknown_class(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
             continue
         if families and not any(is_in_code_of(name, family) in (True, None) for family in families):
             behind = f", but the model is of the family {families[0]}"
-            blocks = ",".join(block_classes(families[0]))
-            yield hit_of(said, behind, fix=f"write {blocks}, or leave it out" if blocks else None)
+            # accelerate makes the embeddings a unit of their own, and fails if a block holds them.
+            blocks = ",".join(block for block in block_classes(families[0]) if "Embed" not in block)
+            yield hit_of(said, behind, fix=f"write {blocks}" if blocks else None)
         elif not families and families_with_class(name) == ():
             near = nearest(name, block_classes())
             # Without a similar one it may be a class of the repository's own model.

@@ -12,11 +12,7 @@ _BEST = """\
     fsdp=True,
 )
 """
-_SAVES = """\
-trainer.save_model("final")
-trainer.accelerator.wait_for_everyone()
-AutoModelForCausalLM.from_pretrained("final")
-"""
+_SAVES = 'trainer.save_model("final")\n'
 
 
 def _with(arguments: str, end: str = "") -> str:
@@ -83,6 +79,6 @@ EXAMPLES = {
     ),
     "fsdp-save-model-needs-all-ranks": Examples(
         bad=_under("fsdp=True", 'if trainer.is_world_process_zero():\n    trainer.save_model("final")\n'),
-        good=_under("fsdp=True", 'trainer.save_model("final")\n'),
+        good=_under("fsdp=True", _SAVES),
     ),
 }
