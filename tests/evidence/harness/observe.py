@@ -117,9 +117,12 @@ def _save_start(weights: dict[str, torch.Tensor]) -> None:
 
 
 def _plain_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return the parameters of a model before it is sharded; those that this rank has."""
-    held = {name: weight.detach() for name, weight in model.named_parameters() if not weight.is_meta}
-    return {name: weight.float() for name, weight in held.items() if weight.dtype.is_floating_point}
+    """Return the trained parameters of a model before it is sharded; those that this rank has."""
+    return {
+        name: weight.detach().float()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and not weight.is_meta
+    }
 
 
 def _of_plain(optimizer: Any) -> dict[str, Any]:

@@ -76,10 +76,12 @@ def shown_by(model: Any) -> dict[str, Any]:
     units = units_of(model)
     is_first = isinstance(units[0], FullyShardedDataParallel)
     strategy = units[0].sharding_strategy.name if is_first else None
+    types = _sharded_types(model) | _whole_types(model)
     return {
         "fsdp_version": 1 if is_first else 2,
         "units": len(units),
         "sharding_strategy": strategy,
+        "parameter_dtype": "bfloat16" if "bfloat16" in types else "float32",
         "reshards_after_forward": None if is_first else _reshards(units),
         "checkpointed_blocks": sum(isinstance(module, CheckpointWrapper) for module in model.modules()),
         "sharded_types": sorted(_sharded_types(model)),

@@ -83,7 +83,7 @@ def _several(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
 @under_fsdp(version=2)
 def _optimizer(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     said = situation.settings.optimizer
-    entry = entry_of(said.value) if said is not None else None
+    entry = entry_of(said.value) if said is not None and said.value is not None else None
     if said is not None and entry is not None and not entry.takes_dtensors:
         yield hit_of(said, " with FSDP 2")
 

@@ -46,6 +46,7 @@ model = AutoModelForCausalLM.from_pretrained(
     "model", quantization_config=quantization, dtype=torch.bfloat16
 )
 model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]), autocast_adapter_dtype=False)
+model.train()
 """,
 )
 
