@@ -8,6 +8,7 @@ from pathlib import Path
 from tools.write_presets import preset_files
 from tools.write_recipes import recipe_files
 from zerofit.core.presets import PRESETS
+from zerofit.core.strategy import Engine
 
 _ROOT = Path(__file__).parents[1]
 _SHELL_SCRIPTS = ["launch/single_node.sh", "launch/multi_node.sh", "launch/slurm.sbatch"]
@@ -26,10 +27,11 @@ def test_nothing_else_is_shipped() -> None:
     assert recipes == {"launch/single_node.sh", "launch/multi_node.sh", *recipe_files()}
 
 
-def test_every_preset_ships_both_files_and_a_row() -> None:
+def test_every_preset_ships_its_files_and_a_row() -> None:
     readme = preset_files()["ds_configs/README.md"]
     for preset in PRESETS:
-        assert f"ds_configs/{preset.deepspeed_file}" in preset_files()
+        has_file = f"ds_configs/{preset.deepspeed_file}" in preset_files()
+        assert has_file is (preset.strategy.engine is Engine.DEEPSPEED)
         assert f"ds_configs/{preset.accelerate_file}" in preset_files()
         assert readme.count(f"| `{preset.name}` |") == 1
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 _HEAD = """\
 <!-- Written by `make presets` from zerofit/core/presets.py: edit that. -->
-# DeepSpeed presets
+# Presets
 
-One JSON a strategy, and the accelerate YAML that goes with it. They work unchanged in a script that uses
-`Accelerator()` and in one that uses `Trainer`, in bf16, fp16 and fp32: what the script or the launch command
-decides is `"auto"`, and both fill it in. Copy the folder into your project, then:
+One DeepSpeed JSON a strategy, and the accelerate YAML that goes with it; FSDP2 needs the YAML alone. They
+work unchanged in a script that uses `Accelerator()` and in one that uses `Trainer`, in bf16, fp16 and fp32:
+what the script or the launch command decides is `"auto"`, and both fill it in. Copy the folder into your
+project, then:
 
 ```sh
 accelerate launch --config_file ds_configs/accelerate_z3.yaml \\
@@ -46,6 +47,13 @@ Things to know:
 - `reduce_bucket_size` and its kin are numbers, as `"auto"` needs a model with `config.hidden_size`.
 - Change `nvme_path` in `ds_z3_nvme.json` to a folder on a local NVMe disk, and raise `buffer_size` above
   the number of elements of the largest parameter (vocabulary x hidden size, most often).
+- The FSDP2 files shard the classes in the model's `_no_split_modules`; a model without them needs
+  `fsdp_transformer_layer_cls_to_wrap`. For hybrid sharding over two nodes of eight GPUs:
+  `zerofit config --preset fsdp2 --num-machines 2 --num-processes 16 --dp-replicate-size 2`.
+- For `accelerate_fsdp2_qlora.yaml` the script loads the base with
+  `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_storage=torch.bfloat16)`;
+  `zerofit launch --preset fsdp2-qlora` loads it so itself. Trainer's `save_model()` writes no
+  `model.safetensors` under `SHARDED_STATE_DICT`.
 - Explicit numbers in place of `"auto"`, for your own batch:
   `zerofit config --preset z3 --num-processes 8 --micro-batch-size 4 --global-batch-size 64`.
 """
@@ -60,7 +68,8 @@ def _readme(presets: Sequence[Preset]) -> str:
 
 
 def _row(preset: Preset) -> str:
-    files = ", ".join(f"[{name}]({name})" for name in (preset.deepspeed_file, preset.accelerate_file))
+    names = (preset.deepspeed_file, preset.accelerate_file)
+    files = ", ".join(f"[{name}]({name})" for name in names if name is not None)
     cells = (
         f"`{preset.name}`",
         preset.title,
@@ -77,10 +86,11 @@ def preset_files() -> dict[str, str]:
     """Return the text of each file of ds_configs/ by its path below the repository's root."""
     files = {"ds_configs/README.md": _readme(PRESETS)}
     for preset in PRESETS:
-        deepspeed_file = f"ds_configs/{preset.deepspeed_file}"
-        files[deepspeed_file] = deepspeed_json(preset.strategy, trains=preset.trains)
+        deepspeed_file = f"ds_configs/{preset.deepspeed_file}" if preset.deepspeed_file else None
+        if deepspeed_file is not None:
+            files[deepspeed_file] = deepspeed_json(preset.strategy, trains=preset.trains)
         files[f"ds_configs/{preset.accelerate_file}"] = accelerate_yaml(
-            preset.strategy, topology=None, deepspeed_file=deepspeed_file
+            preset.strategy, topology=None, deepspeed_file=deepspeed_file, is_used_alone=True
         )
     return files
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import RunZerofit
 
-from zerofit.planning.sources.launch_line import read_line
+from zerofit.checking.launch_line import read_line
 
 _PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 _ROW = re.compile(r"\| (?P<source>[^|]+) \| `(?P<line>[^`]+)` \| (?P<result>trains|refused: `[\w-]+`) \|")

@@ -284,12 +284,13 @@ def test_plan_replaces_the_strategy_of_a_file(zerofit_fork: RunZerofit, folder: 
     ("text", "message"),
     [
         (
-            "distributed_type: FSDP\n",
+            "distributed_type: FSDP\n"
+            "fsdp_config:\n  fsdp_version: 2\n  fsdp_state_dict_type: LOCAL_STATE_DICT\n",
             """\
-error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
-  found: distributed_type: FSDP   (acc.yaml)
-  why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
-  fix:   set ranks and precision by flags instead of acc.yaml; --zero-stage 3 corresponds to FULL_SHARD
+error[fsdp-value-refused]: accelerate refuses a setting of FSDP
+  found: fsdp_config.fsdp_state_dict_type=LOCAL_STATE_DICT   (acc.yaml:4)
+  why:   FSDP2 has no LOCAL_STATE_DICT
+  fix:   write SHARDED_STATE_DICT
 """,
         ),
         (

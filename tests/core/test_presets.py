@@ -25,6 +25,8 @@ from zerofit.core.strategy import Engine
         ("ds_z3_offload.json", "z3-offload"),
         ("z1", "z1"),
         ("ds_z3_offload_optimizer.json", "z3-offload-optimizer"),
+        ("fsdp2_qlora", "fsdp2-qlora"),
+        ("accelerate_fsdp2_offload.yaml", "fsdp2-offload"),
     ],
 )
 def test_a_preset_is_found_by_name_and_by_file(written: str, name: str) -> None:
@@ -34,7 +36,8 @@ def test_a_preset_is_found_by_name_and_by_file(written: str, name: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_a_preset_is_found_by_each_of_its_own_names(preset: Preset) -> None:
     assert find_preset(preset.name) is preset
-    assert find_preset(preset.deepspeed_file) is preset
+    assert find_preset(preset.accelerate_file) is preset
+    assert preset.deepspeed_file is None or find_preset(preset.deepspeed_file) is preset
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,8 @@ def test_a_preset_is_found_by_each_of_its_own_names(preset: Preset) -> None:
         ("z3-nvm", "did you mean --preset z3-nvme?"),
         ("z3_inferense", "did you mean --preset z3-inference?"),
         ("zero3", "name one of them"),
-        ("fsdp", "name one of them"),
+        ("fsdp", "did you mean --preset fsdp2?"),
+        ("fsdp2-ofload", "did you mean --preset fsdp2-offload?"),
         ("", "name one of them"),
     ],
 )
@@ -55,7 +59,7 @@ def test_an_unknown_preset_is_named_beside_the_nearest(written: str, fix: str) -
         f"error[unknown-preset]: there is no preset {written!r}\n"
         f"  found: --preset {written}\n"
         "  why:   the presets are z1, z2, z2-offload, z3, z3-offload-optimizer, z3-offload, z3-nvme, "
-        "z3-inference\n"
+        "z3-inference, fsdp2, fsdp2-offload, fsdp2-qlora\n"
         f"  fix:   {fix}"
     )
 
@@ -71,7 +75,7 @@ def test_a_preset_breaks_no_rule_and_leaves_the_script_its_own(preset: Preset) -
     situation = situation_of_strategy(preset.strategy, topology=Topology(world_size=2))
     assert check(situation, rules=ALL_RULES).findings == ()
     strategy = preset.strategy
-    assert strategy.engine is Engine.DEEPSPEED
+    assert strategy.engine is (Engine.FSDP2 if preset.deepspeed_file is None else Engine.DEEPSPEED)
     assert (strategy.precision, strategy.micro_batch_size, strategy.gradient_clipping) == (None, None, None)
 
 

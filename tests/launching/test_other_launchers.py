@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
+from zerofit.checking.check_run import check
+from zerofit.checking.launch_line import read_line
 from zerofit.core.errors import UserError
-from zerofit.planning.sources.launch_line import read_line
 
 _READ = {
     "accelerate launch train.py --lr 1": "train.py --lr 1",
@@ -59,11 +61,16 @@ def test_a_script_is_not_a_launch_line(line: str) -> None:
 
 
 _REFUSED = {
-    "accelerate launch --use_fsdp train.py": """\
-error[fsdp-not-taken]: zerofit shards with ZeRO, not with FSDP
-  found: --use_fsdp
-  why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
-  fix:   leave out --use_fsdp and all --fsdp_ flags; --zero-stage 3 corresponds to FULL_SHARD""",
+    "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward FULL_SHARD train.py": """\
+error[fsdp-value-refused]: accelerate refuses a setting of FSDP
+  found: --fsdp_reshard_after_forward FULL_SHARD
+  why:   it is a switch
+  fix:   write true or false""",
+    "accelerate launch --use_fsdp --fsdp_activation_checkpointing_offload true train.py": """\
+error[fsdp-setting-not-taken]: zerofit has nothing like a setting of FSDP
+  found: --fsdp_activation_checkpointing_offload true
+  why:   zerofit keeps the inputs of recomputed blocks on the GPU
+  fix:   leave it out""",
     "accelerate launch --use_megatron_lm train.py": """\
 error[launcher-flag-not-taken]: a flag of accelerate launch is not supported
   found: --use_megatron_lm
@@ -79,11 +86,6 @@ error[launcher-flag-not-taken]: a flag of another launcher is not supported
   found: --include worker-0@worker-1
   why:   zerofit is started separately on each node, and reads nodes from a hostfile
   fix:   pass --hostfile FILE before the launcher, and leave this out""",
-    "torchrun --nproc_per_node 2": """\
-error[launcher-without-script]: the launch line names no script
-  found: torchrun --nproc_per_node 2
-  why:   its flags consume all arguments of the launcher
-  fix:   name the script after the flags, or write flags with values as --flag=value""",
 }
 
 
@@ -92,3 +94,28 @@ def test_line_is_refused_with_its_reason(line: str) -> None:
     with pytest.raises(UserError) as caught:
         read_line(shlex.split(line))
     assert str(caught.value) == _REFUSED[line]
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("torchrun --nproc_per_node 2", "launch-without-script"),
+        ("accelerate launch", "launch-without-script"),
+        ("accelerate launch --config_file train.py", "launch-without-script"),
+        ("accelerate launch --multi_gpu true train.py", "launch-without-script"),
+        ("accelerate launch --num_proceses 2 train.py", "launch-unknown-flag"),
+        ("torchrun --replicas 2 train.py", "launch-unknown-flag"),
+        ("accelerate launch --num_processes two train.py", "launch-flag-value"),
+        ("accelerate launch --cpu --use_deepspeed train.py", "launch-flags-exclude-each-other"),
+        ("deepspeed --num_gpus 2 --include localhost:0 train.py", "launch-flags-exclude-each-other"),
+    ],
+)
+def test_a_line_that_its_launcher_refuses_has_one_text(
+    line: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(UserError) as caught:
+        read_line(line.split())
+    told = [finding.as_text() for finding in check(*line.split()).findings if finding.rule == rule]
+    assert [str(caught.value)] == told

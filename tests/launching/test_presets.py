@@ -23,7 +23,9 @@ pytestmark = pytest.mark.slow
 FILES = [
     str(ROOT / "ds_configs" / preset.deepspeed_file)
     for preset in PRESETS
-    if preset.trains and preset.strategy.optimizer_offload is not OffloadDevice.NVME
+    if preset.deepspeed_file is not None
+    and preset.trains
+    and preset.strategy.optimizer_offload is not OffloadDevice.NVME
 ]
 
 

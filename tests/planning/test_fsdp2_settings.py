@@ -11,6 +11,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Plan, plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, OffloadDevice, StateDictType, Strategy
+from zerofit.planning.applied_table import applied_rows
 from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.resolve import Verb, resolve
 
@@ -47,7 +48,7 @@ def test_flags_make_a_strategy_of_fsdp2(settings: dict[str, Any], expected: dict
     assert strategy == Strategy(engine=Engine.FSDP2, precision=strategy.precision, **expected)
 
 
-@pytest.mark.parametrize(("copies", "shards"), [(1, 8), (2, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize(("copies", "shards"), [(1, 8), (2, 4), (4, 2)])
 def test_hybrid_sharding_is_of_the_topology(copies: int, shards: int) -> None:
     topology = _plan(dp_replicate_size=copies).topology
     assert (topology.dp_replicate_size, topology.dp_shard_size) == (copies, shards)
@@ -57,6 +58,23 @@ def test_hybrid_sharding_is_of_the_topology(copies: int, shards: int) -> None:
 def test_copies_divide_the_ranks(copies: int) -> None:
     with pytest.raises(UserError, match="hybrid-shards-not-whole"):
         _plan(engine="fsdp2", dp_replicate_size=copies)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 24])
+def test_a_copy_for_each_rank_is_refused(ranks: int) -> None:
+    with pytest.raises(UserError, match="hybrid-shards-of-one-rank"):
+        _plan(engine="fsdp2", dp_replicate_size=ranks, num_processes=ranks)
+
+
+def test_the_table_of_changes_has_what_fsdp2_shards_and_saves() -> None:
+    plan = _plan(reshard_after_forward=False, state_dict_type="FULL_STATE_DICT", dp_replicate_size=2)
+    rows = {row.what: (row.runs, row.why) for row in applied_rows(plan)}
+    assert rows["gathered weights"] == (
+        "kept until the backward pass",
+        "--no-reshard-after-forward says so",
+    )
+    assert rows["copies of weights"] == ("2, each over 4 ranks", "--dp-replicate-size says so")
+    assert rows["checkpoints"] == ("whole weights, by rank 0", "--state-dict-type says so")
 
 
 @pytest.mark.parametrize(

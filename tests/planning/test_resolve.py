@@ -13,21 +13,27 @@ from typing import Any
 import pytest
 
 import zerofit
+from zerofit.checking.inputs.accelerate import launch_of, launch_value
 from zerofit.checking.inputs.situations import situations
+from zerofit.checking.launch_line import read_line
 from zerofit.checking.read_targets import read_targets
+from zerofit.checking.situation import Situation
 from zerofit.cli import config as config_cli
 from zerofit.cli import plan as plan_cli
 from zerofit.cli.main import zerofit as group
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Precision
+from zerofit.core.overrides import Overrides, flag_of
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine, Precision
 from zerofit.launching import launch as launch_file
 from zerofit.launching import tune as tune_file
 from zerofit.launching.clusters import submit as submit_file
 from zerofit.planning import plan as plan_file
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 _NUM_LINES = 200
 _FLAGS: tuple[tuple[str, ...], ...] = (
@@ -64,6 +70,7 @@ _ACCELERATE = (
     "  offload_optimizer_device: cpu\n  gradient_clipping: 1.0\n  gradient_accumulation_steps: 4\n",
     "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds-0.json\n",
     "use_cpu: true\nnum_processes: 2\n",
+    "distributed_type: DEEPSPEED\nuse_cpu: true\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 1\n",
 )
 _DEEPSPEED: tuple[dict[str, Any], ...] = (
     {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "bf16": {"enabled": True}},
@@ -85,6 +92,7 @@ _LINES: tuple[tuple[str, ...], ...] = (
     ("torchrun", "--nproc_per_node", "2", "--nnodes", "2", "--node_rank", "0", "--master_addr", "node0"),
     ("deepspeed", "--num_gpus", "2"),
     ("accelerate", "launch", "--cpu", "--num_processes", "2"),
+    ("accelerate", "launch", "--use_deepspeed", "--zero_stage", "1", "--mixed_precision", "fp16"),
     ("python",),
 )
 _VERBS: dict[Verb, tuple[str, ...]] = {
@@ -186,6 +194,39 @@ def test_a_line_means_the_same_to_all_verbs(resolved: Any) -> None:
         if not same:
             differing.append((" ".join((*flags, *target)), told, others, targets))
     assert not differing, differing[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "left_out"),
+    [
+        ("--use_deepspeed --zero_stage 3 --deepspeed_config_file ds-1.json", {"zero_stage"}),
+        ("--use_deepspeed --gradient_clipping 1.0 --deepspeed_config_file ds-1.json", set()),
+        ("--use_deepspeed --gradient_clipping 1.0 --deepspeed_config_file ds-0.json", {"gradient_clipping"}),
+        ("--mixed_precision fp16 --config_file acc-3.yaml", {"precision"}),
+        ("--mixed_precision fp16 --use_deepspeed --deepspeed_config_file ds-1.json", set()),
+        ("--gradient_accumulation_steps 2", {"gradient_accumulation_steps"}),
+        ("--multi_gpu --zero_stage 3 --config_file acc-2.yaml", {"zero_stage"}),
+        ("--config_file acc-1.yaml --offload_optimizer_device cpu", {"optimizer_offload"}),
+        ("--cpu --deepspeed_config_file ds-0.json", {"deepspeed_file"}),
+        ("--config_file acc-2.yaml --zero_stage 2", set()),
+        (
+            "--use_deepspeed --offload_param_nvme_path /disk --deepspeed_config_file ds-0.json",
+            {"nvme_path"},
+        ),
+    ],
+)
+def test_flags_that_accelerate_ignores_are_left_out(
+    resolved: Any, line: str, left_out: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("accelerate", "launch", *line.split(), "train.py")
+    spec = resolved("launch", "--dry-run", *words)
+    kept = {flag.name for flag in spec.typed.flags} | set(spec.overrides.said)
+    of_line = read_line(words)
+    assert of_line is not None
+    in_file = {name for name, said in spec.overrides.said.items() if said.place is not None}
+    assert left_out <= set(of_line.names)
+    assert (kept - in_file) & set(of_line.names) == set(of_line.names) - left_out
+    assert ("accelerate launch ignores" in capsys.readouterr().err) == bool(left_out)
 
 
 def _hostfile(folder: Path) -> str:
@@ -298,20 +339,103 @@ def test_the_variables_of_a_line_end_with_the_call(resolved: Any, monkeypatch: p
     assert dict(os.environ) == before
 
 
-def test_check_reads_files_as_the_other_verbs_do(resolved: Any) -> None:
-    names = ("engine", "zero_stage", "optimizer_offload", "param_offload", "precision")
-    nothing = (None, "none", "fp32", "native", 0)
-    for _, named, line in _lines():
-        if line[:2] != ("accelerate", "launch") or "--use_deepspeed" in line or named:
+_CHECKED = ("engine", "zero_stage", "optimizer_offload", "param_offload", "precision")
+"""The settings that check knows from flags and files alike."""
+_NUMBERS = ("gradient_accumulation_steps", "gradient_clipping")
+_OF_FLAGS = (
+    *_NUMBERS,
+    "micro_batch_size",
+    "gradient_checkpointing",
+    "optimizer",
+    "nvme_path",
+)
+"""Those that it knows from zerofit's flags; in files its rules look them up, with the place of each.
+
+It has no use for checkpoint_every, attention, compile, freeze, lora, quantization, tf32, liger,
+group_by_length, global_batch_size and the sizes of parallel groups: no rule on files and lines is about them.
+"""
+_WITHOUT_SETTING = (None, "none", "fp32", "native", 0)
+"""Values in check's view that nobody sets: what runs then, where the other verbs have no setting."""
+
+
+def _situations(words: tuple[str, ...]) -> tuple[Situation, ...]:
+    return situations(read_targets(words, schemas=load_schemas(), stdin=bytes))
+
+
+def _where(name: str, said: Said[Any]) -> str:
+    """Return the place of a setting, where a flag in any spelling is the field's flag."""
+    return flag_of(name) if said.place is None and said.text.startswith("--") else said.where
+
+
+def _in_check(situation: Situation) -> dict[str, tuple[Any, str]]:
+    settings = situation.settings
+    said = {name: found for name in _CHECKED if (found := getattr(settings, name)) is not None}
+    said |= {name: settings.fields[name] for name in _OF_FLAGS if name in settings.fields}
+    set_ = {name: found for name, found in said.items() if found.value not in _WITHOUT_SETTING}
+    return {name: (found.value, _where(name, found)) for name, found in set_.items()}
+
+
+def _in_spec(overrides: Overrides, of_files: tuple[str, ...] = ()) -> dict[str, tuple[Any, str]]:
+    wanted = {name: said for name, said in overrides.said.items() if name in (*_CHECKED, *_OF_FLAGS)}
+    return {
+        name: (said.value, _where(name, said))
+        for name, said in wanted.items()
+        if said.value not in _WITHOUT_SETTING and (said.place is None or name in (*_CHECKED, *of_files))
+    }
+
+
+def _numbers_of(situation: Situation, said: Overrides) -> dict[str, tuple[Any, str]]:
+    """Return accumulation and clipping as the rules look them up: the file's, but for "auto"."""
+    layers, found = launch_of(situation), {}
+    engine = situation.settings.engine
+    for name in _NUMBERS if engine is None or engine.value is Engine.DEEPSPEED else ():
+        of_file = situation.file.said(name)
+        of_launch = launch_value(layers, name) if not situation.deepspeed or of_file else None
+        value = of_launch if of_file is None or of_file.value == "auto" else of_file
+        if value is not None:
+            found[name] = (type(said.get(name))(value.value), _where(name, value))
+    return found
+
+
+def _ranks(found: Topology | None, *, on_cpu: bool, spec: RunSpec) -> tuple[Any, Any]:
+    """Return the ranks of check and of a verb; nothing if they are not known."""
+    world_size, num_nodes = spec.overrides.get("world_size"), spec.overrides.get("num_nodes") or 1
+    in_spec = None if world_size is None else (num_nodes, world_size, on_cpu)
+    return None if found is None else (found.num_nodes, found.world_size, found.on_cpu), in_spec
+
+
+def test_check_of_a_launch_by_zerofit_means_what_launch_does(resolved: Any) -> None:
+    differing = []
+    for flags, named, line in _lines():
+        words = (*flags, *named, *line, "train.py", "--lr", "1")
+        spec = resolved("launch", "--dry-run", *words)
+        if isinstance(spec, str):
             continue
-        words = (*line, "train.py")
-        settings = situations(read_targets(words, schemas=load_schemas(), stdin=bytes))[0].settings
-        said = {name: found.value for name in names if (found := getattr(settings, name)) is not None}
-        spec = resolved("plan", *words)
-        both = _told(spec)
-        for name, value in said.items() if isinstance(both, dict) else ():
-            if value not in nothing:
-                assert both[name][0] == value, (words, name)
+        situation = _situations(("zerofit", "launch", *words))[0]
+        pairs = (
+            (_in_check(situation), _in_spec(spec.overrides)),
+            _ranks(situation.topology, on_cpu=spec.on_cpu, spec=spec),
+        )
+        if any(found != expected for found, expected in pairs):
+            differing.append((" ".join(words), *pairs))
+    assert not differing, (len(differing), differing[0])
+
+
+def test_check_of_a_launch_line_means_what_the_other_verbs_say(resolved: Any) -> None:
+    differing = []
+    for _, named, line in _lines():
+        if line[:2] != ("accelerate", "launch"):
+            continue
+        words = (*line, *(_UNDERSCORED.get(word, word) for word in named), "train.py", "--lr", "1")
+        spec = resolved("launch", "--dry-run", *words)
+        both = spec.overrides if spec.files is None else spec.overrides.over(spec.files.overrides)
+        situation = _situations(words)[0]
+        found, expected = _in_check(situation), _in_spec(both, _NUMBERS)
+        found |= _numbers_of(situation, both)
+        pairs = ((found, expected), _ranks(situation.topology, on_cpu=spec.on_cpu, spec=spec))
+        if any(found != expected for found, expected in pairs):
+            differing.append((" ".join(words), *pairs))
+    assert not differing, (len(differing), differing[0])
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,15 @@ from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
 from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules import ALL_RULES, ON_READING
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.command import Route
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from zerofit.checking.rule import Rule
     from zerofit.checking.situation import Situation
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
@@ -121,7 +120,9 @@ def _verdict(targets: Targets, capture: Capture | None) -> Verdict:
     made = situations(targets)
     if capture is not None:
         made = tuple(with_capture(situation, capture) for situation in made)
-    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
+    verdicts = [
+        check_rules(situation, rules=ON_READING if situation.is_imported else ALL_RULES) for situation in made
+    ]
     findings = [finding for verdict in verdicts for finding in verdict.findings]
     if (line := targets.line) is not None:
         findings = [
@@ -129,20 +130,6 @@ def _verdict(targets: Targets, capture: Capture | None) -> Verdict:
         ]
     unknown = [unknown for verdict in verdicts for unknown in verdict.unknown]
     return Verdict(findings=tuple(findings), unknown=tuple(unknown))
-
-
-def refuse(situation: Situation, *, rules: Iterable[Rule]) -> None:
-    """Check what is known of a run by some rules, before a plan is made.
-
-    Raises:
-        UserError: one rule forbids it.
-        ExceptionGroup: of one UserError for each of several rules.
-    """
-    errors = [finding.as_error() for finding in check_rules(situation, rules=rules).of(Severity.ERROR)]
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise ExceptionGroup("settings that don't work", errors)
 
 
 def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str], object]) -> None:

@@ -108,6 +108,20 @@ def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
     return Verdict(findings=sort_findings(findings), unknown=tuple(unknown))
 
 
+def refuse(situation: Situation, *, rules: Iterable[Rule]) -> None:
+    """Check what is known of a run by some rules, before a plan is made.
+
+    Raises:
+        UserError: one rule forbids it.
+        ExceptionGroup: of one UserError for each of several rules.
+    """
+    errors = [finding.as_error() for finding in check(situation, rules=rules).of(Severity.ERROR)]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup("settings that don't work", errors)
+
+
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings in printing order, without duplicates."""
     return tuple(sorted(dict.fromkeys(findings), key=_place_in_output))

@@ -22,6 +22,8 @@ from zerofit.checking.inputs.programs import (
     text_of_shell,
     unknown_program,
 )
+from zerofit.checking.inputs.zerofit_line import reads_default_file
+from zerofit.checking.launch_line import with_line_behind
 from zerofit.checking.script_files import read_bytes, script_file
 from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
@@ -125,7 +127,7 @@ class _Reading:
 
     def targets(self, words: Sequence[str]) -> Targets:
         """Read a command, or files."""
-        command = read_command(words, schemas=self._schemas)
+        command = self._command(words)
         other = None if command is not None else self._other_program(words)
         if command is not None:
             arguments = command.arguments
@@ -159,6 +161,16 @@ class _Reading:
             notes=tuple(self.notes),
         )
         return self._with_runs(own, words) if command is None and other is None else own
+
+    def _command(self, words: Sequence[str]) -> LaunchCommand | None:
+        """Return a launch command; one of zerofit with the line of another launcher behind it as its own."""
+        command = read_command(words, schemas=self._schemas)
+        try:
+            whole = None if command is None else with_line_behind(command)
+        except* UserError as group:
+            self.errors += (error for error in group.exceptions if isinstance(error, UserError))
+            whole = None if command is None else replace(command, script=None)
+        return whole
 
     def _with_runs(self, own: Targets, words: Sequence[str]) -> Targets:
         """Return files as targets with a run for each launch line, each recipe, and the other files."""
@@ -283,7 +295,7 @@ class _Reading:
         if command.script is not None:
             self._read_script(command, command.script)
         flag = command.find("config_file")
-        is_read = self._reads_default and command.launcher is Launcher.ACCELERATE
+        is_read = self._reads_default and reads_default_file(command)
         default = _default_accelerate_file() if is_read else None
         if default is not None and (flag is None or not flag.value):
             said = Said(value=default, text="accelerate launch without --config_file")

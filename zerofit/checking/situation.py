@@ -194,6 +194,8 @@ class Situation:
     """Where the launch line of a shell script loses its next lines."""
     line: ShellLine | None = None
     """The line of a shell script that starts the run; None if the user typed it."""
+    is_imported: bool = False
+    """True for files that zerofit reads itself, so that only what makes them unreadable counts."""
     ranks: RankCounts | None = None
     """Ranks that zerofit's flags ask for; None once they make a topology."""
     topology: Topology | None = None

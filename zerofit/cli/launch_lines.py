@@ -8,8 +8,8 @@ import click
 
 from zerofit.cli.completion import complete_file
 from zerofit.cli.parameters import Number, option_group
+from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.strategy import Engine
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 launch_line_options = option_group(
     click.option(

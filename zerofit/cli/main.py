@@ -184,7 +184,12 @@ def _fail(*errors: UserError, debug: bool) -> NoReturn:
 
 
 _FOREIGN_FLAGS = {
-    "--use-fsdp": "leave it out: ZeRO-3, set by --zero-stage 3, shards what FULL_SHARD does",
+    "--use-fsdp": "--engine fsdp2 shards with FSDP2",
+    "--fsdp-version": "leave it out: --engine fsdp2 is version 2",
+    "--fsdp-offload-params": "--engine fsdp2 --offload-param cpu offloads",
+    "--fsdp-reshard-after-forward": "write --reshard-after-forward or --no-reshard-after-forward",
+    "--fsdp-state-dict-type": "write --state-dict-type full or sharded",
+    "--fsdp-activation-checkpointing": "write --gradient-checkpointing",
     "--standalone": "leave it out: on one node zerofit finds a free port",
     "--dynamo-backend": "--compile switches torch.compile on",
     "--rdzv-backend": "leave it out: on several nodes set --main-process-ip and --main-process-port",

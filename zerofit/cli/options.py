@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.checking.launch_line import read_line
 from zerofit.cli.adapter_options import ADAPTER_FLAGS, ADAPTER_OPTIONS, adapter_settings
 from zerofit.cli.completion import complete_file, complete_script, complete_words
 from zerofit.cli.output.console import Console
@@ -28,13 +29,12 @@ from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OptimizerName, Precision, StateDictType
 from zerofit.launching.misplaced_flags import check_misplaced_flags
 from zerofit.planning.options import CAPTURE_LIMIT_S
-from zerofit.planning.sources.launch_line import read_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
-_STATE_DICTS = {kind.value.removesuffix("_STATE_DICT").lower(): kind for kind in StateDictType} | {
+_STATE_DICTS = {kind.name.lower(): kind for kind in StateDictType} | {
     kind.value.lower().replace("_", "-"): kind for kind in StateDictType
 }
 """Short words, and accelerate's own."""

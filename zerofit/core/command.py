@@ -8,6 +8,8 @@ from enum import StrEnum
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 """The start of a shell's VAR=value."""
+RANK_FOR_EACH_GPU = 0
+"""A number of ranks per node: torchrun's `--nproc-per-node gpu`."""
 SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".sbatch", ".slurm", ".pbs", ".lsf")
 _SHEBANG = re.compile(rb"#!\s*\S*/(env\s+)?(ba|z|k|da)?sh\b")
 
@@ -110,6 +112,10 @@ class LaunchCommand:
     """The program that runs the launcher, such as srun."""
     program: str = ""
     """The launcher as written: "torchrun", "python -m torch.distributed.launch"."""
+    behind: LaunchCommand | None = None
+    """The line of another launcher behind `zerofit launch`, whose flags are here as zerofit's."""
+    own_flags: frozenset[str] = frozenset()
+    """Names of the flags in front of that line."""
     refused: tuple[RefusedFlag, ...] = ()
     """Flags that the launcher's own parser refuses."""
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zerofit.core.errors import UserError, nearest
-from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +37,10 @@ class Preset:
     """False without gradients and an optimizer."""
 
     @property
-    def deepspeed_file(self) -> str:
-        """Name of its DeepSpeed JSON."""
+    def deepspeed_file(self) -> str | None:
+        """Name of its DeepSpeed JSON; None under FSDP2, which has none."""
+        if self.strategy.engine is not Engine.DEEPSPEED:
+            return None
         return f"ds_{self.name.replace('-', '_')}.json"
 
     @property
@@ -40,6 +50,7 @@ class Preset:
 
 
 _ZERO = {stage: Strategy(engine=Engine.DEEPSPEED, zero_stage=stage) for stage in ZeroStage}
+_FSDP2 = Strategy(engine=Engine.FSDP2)
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 _ON_NVME = replace(_ZERO[ZeroStage.PARAMETERS], nvme_path="/local_nvme")
 # accelerate/utils/deepspeed.py, map_pytorch_optim_to_deepspeed.
@@ -125,6 +136,39 @@ PRESETS = (
         not_with="training; generate() on some ranks only",
         trains=False,
     ),
+    Preset(
+        name="fsdp2",
+        title="FSDP2",
+        strategy=_FSDP2,
+        gpu_bytes_per_parameter="16/N",
+        fits="as ZeRO-3, without DeepSpeed; checkpoints resume on other numbers of GPUs",
+        costs="as ZeRO-3",
+        not_with="optimizers that look at whole tensors; calls on one rank only",
+    ),
+    Preset(
+        name="fsdp2-offload",
+        title="FSDP2, parameters and optimizer on CPU",
+        strategy=replace(_FSDP2, optimizer_offload=_CPU, param_offload=_CPU),
+        gpu_bytes_per_parameter="0",
+        fits="the shards do not fit on the GPUs, and the node has at least 16 bytes of RAM per parameter",
+        costs="weights and gradients cross PCIe, and the step runs on the CPU",
+        not_with="8-bit and other optimizers that step on GPUs only; as FSDP2",
+    ),
+    Preset(
+        name="fsdp2-qlora",
+        title="FSDP2, LoRA on a sharded 4-bit base",
+        strategy=replace(
+            _FSDP2,
+            lora=Lora(),
+            quantization=Quantization.NF4,
+            quant_storage=Precision.BF16,
+            gradient_checkpointing=True,
+        ),
+        gpu_bytes_per_parameter="0.5/N",
+        fits="adapters of a model whose 4-bit weights no single GPU holds",
+        costs="4-bit weights are gathered and expanded layer by layer",
+        not_with="bnb_4bit_quant_storage of uint8, which is not sharded; fp16",
+    ),
 )
 
 
@@ -134,7 +178,8 @@ def find_preset(name: str) -> Preset:
     Raises:
         UserError: there is no such preset.
     """
-    wanted = name.lower().replace("_", "-").removeprefix("ds-").removesuffix(".json")
+    wanted = name.lower().replace("_", "-").removesuffix(".json").removesuffix(".yaml")
+    wanted = wanted.removeprefix("ds-").removeprefix("accelerate-")
     for preset in PRESETS:
         if preset.name == wanted:
             return preset

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.check_run import refuse
+from zerofit.checking.engine import refuse
 from zerofit.checking.rules import OF_RANKS
 from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.errors import UserError

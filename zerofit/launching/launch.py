@@ -34,6 +34,7 @@ from zerofit.launching.recover import (
 )
 from zerofit.launching.run_folder import (
     RUNS,
+    RunFolder,
     check_run_dir,
     document_in,
     fill_run_folder,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.launching.diagnose import RunEnd
+    from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
 
 _SHOWN_ROWS = 6
@@ -174,11 +176,11 @@ def launch(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
     )
     run_settings: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    tuning = None
     if num_trials and not dry_run:
-        trials = TrialPolicy(num_trials=num_trials)
         tuning = run_trials(
             spec,
-            trials,
+            TrialPolicy(num_trials=num_trials),
             run_dir=run_dir,
             settings=run_settings,
             hang_limit_s=hang_limit_s,
@@ -188,21 +190,43 @@ def launch(
         )
         if tuning.launch is None or tuning.stopped_by is not None:
             return _not_started(tuning)
-        to_launch = tuning.launch
-    else:
-        to_launch = prepare_launch(spec, observer)
+    to_launch = prepare_launch(spec, observer) if tuning is None or tuning.launch is None else tuning.launch
     recovers = may_recover(spec, to_launch.plan, policy)
     plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_launch(to_launch, observer)
-    folder = (run_folder if dry_run else new_run_folder)(
-        run_dir, target=script_name(to_launch.target), at=datetime.now()
-    )
-    command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
-    run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
+    begins = run_folder if dry_run else new_run_folder
+    folder = begins(run_dir, target=script_name(to_launch.target), at=datetime.now())
     if dry_run:
         announce_plan(to_launch, observer)
-        return run
+        return _planned_run(to_launch, folder)
+    return _run_to_its_end(to_launch, folder, spec, policy, hang_limit_s=hang_limit_s, observer=observer)
+
+
+def _planned_run(to_launch: PlannedLaunch, folder: RunFolder) -> LaunchedRun:
+    """Return a run that has not started."""
+    return LaunchedRun(
+        plan=to_launch.plan,
+        folder=folder.path,
+        command=launch_command(to_launch, folder),
+        files=launch_files(to_launch, folder),
+        exit_code=None,
+        cause=None,
+    )
+
+
+def _run_to_its_end(
+    to_launch: PlannedLaunch,
+    folder: RunFolder,
+    spec: RunSpec,
+    policy: RecoverPolicy,
+    *,
+    hang_limit_s: float | None,
+    observer: Observer,
+) -> LaunchedRun:
+    """Run a launch to its end, recovering from out of memory."""
+    plan = to_launch.plan
+    planned = _planned_run(to_launch, folder)
     if plan.recovers:
         warn_if_not_resumable(plan, policy, observer)
     own_folders = own_folders_of(to_launch.target, plan.capture, cwd=Path.cwd())
@@ -214,7 +238,7 @@ def launch(
     )
     attempt, ended = _run(attempt, policy, hang_limit_s=hang_limit_s, observer=observer)
     return replace(
-        run,
+        planned,
         plan=attempt.launch.plan,
         exit_code=ended.exit_code,
         cause=ended.cause,

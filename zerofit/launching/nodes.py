@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.write.command import Rendezvous
+from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.errors import UserError
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.port import DEFAULT_PORT, free_port, is_port_free
 from zerofit.machine.this_node import probe_machine
 from zerofit.planning.machine_from_flags import specified_machine
 from zerofit.planning.options import MachineFlags
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Topology

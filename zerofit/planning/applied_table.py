@@ -9,7 +9,7 @@ from zerofit.checking.constraints import constraints_of
 from zerofit.core.optimizers.entry import Swap
 from zerofit.core.optimizers.lookup import REPLACEMENTS, entry_of, optimizer_of_class
 from zerofit.core.plan import Origin
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, StateDictType, show
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.scripts.capture_summary import batch_words, class_name
 
@@ -35,6 +35,7 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
         for rows in (
             _batch(plan, capture),
             _engine(plan),
+            _shards(plan),
             _offload(plan),
             _precision(plan, capture),
             _checkpointing(plan, capture),
@@ -114,6 +115,21 @@ def _engine(plan: Plan) -> Iterator[Row]:
 def _plain(plan: Plan) -> str:
     """Return how a script runs without an engine."""
     return "DDP" if plan.topology.world_size > 1 else "plain PyTorch"
+
+
+def _shards(plan: Plan) -> Iterator[Row]:
+    """Yield how FSDP2 shards and saves, where it is not by its defaults."""
+    if plan.strategy.engine is not Engine.FSDP2:
+        return
+    if not plan.strategy.reshard_after_forward:
+        why = why_of(plan, "reshard_after_forward")
+        yield Row(what="gathered weights", script_says=OWN, runs="kept until the backward pass", why=why)
+    if (copies := plan.topology.dp_replicate_size) > 1:
+        runs = f"{copies}, each over {plan.topology.dp_shard_size} ranks"
+        yield Row(what="copies of weights", script_says=OWN, runs=runs, why=why_of(plan, "dp_replicate_size"))
+    if plan.strategy.state_dict_type is StateDictType.FULL:
+        why = why_of(plan, "state_dict_type")
+        yield Row(what="checkpoints", script_says=OWN, runs="whole weights, by rank 0", why=why)
 
 
 def _offload(plan: Plan) -> Iterator[Row]:

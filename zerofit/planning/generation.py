@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.check_run import refuse
-from zerofit.checking.engine import check
+from zerofit.checking.engine import check, refuse
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES, OF_RANKS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.check_run import refuse
 from zerofit.checking.constraints import constraints_of, micro_batch_of
+from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.strategy import said_fields
 from zerofit.checking.rules import LIMITS
 from zerofit.checking.situation import RunSettings, Situation

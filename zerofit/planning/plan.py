@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.check_run import refuse
+from zerofit.checking.engine import refuse
 from zerofit.checking.rules import OF_RANKS
 from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.batch import split_global_batch

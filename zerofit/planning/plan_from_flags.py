@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.check_run import refuse
+from zerofit.checking.engine import refuse
 from zerofit.checking.rules import OF_RANKS
 from zerofit.checking.situation import RankCounts, Situation
 from zerofit.core.batch import split_global_batch
@@ -47,8 +47,12 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag turned off
     before = plan.topology if plan else topology
     regrouped = [name for name in GROUP_FLAGS if getattr(before, name) != getattr(topology, name)]
+    if spec.overrides.has("dp_replicate_size"):
+        regrouped.append("dp_replicate_size")
     reasons = [reason for reason in reasons if reason.field not in (*said, *regrouped)]
     reasons += reasons_by_flag(spec)
+    if topology.dp_replicate_size > 1 and spec.overrides.has("dp_replicate_size"):
+        reasons.append(_copies_reason(topology, spec.overrides))
     if spec.on_cpu:
         reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [CPU_REASON]
     workload = _workload(spec)
@@ -71,6 +75,12 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
         estimate=plan.estimate if plan and (plan.strategy, plan.topology) == (strategy, topology) else None,
         capture=plan.capture if plan else None,
     )
+
+
+def _copies_reason(topology: Topology, said: Overrides) -> Reason:
+    """Return why FSDP2 makes several copies of the weights."""
+    value, why = str(topology.dp_replicate_size), _why_said("dp_replicate_size", said)
+    return Reason(field="dp_replicate_size", value=value, origin=Origin.FLAG, why=why)
 
 
 def _with_both_copies(strategy: Strategy, said: Mapping[str, Any]) -> Strategy:
@@ -210,7 +220,8 @@ def _base(machine: Machine, topology: Topology, spec: RunSpec) -> tuple[Strategy
     if spec.preset:
         preset = find_preset(spec.preset)
         strategy = preset.strategy
-        stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
+        field = "zero_stage" if strategy.engine is Engine.DEEPSPEED else "engine"
+        stage = _reason(strategy, field, Origin.PRESET, f"preset {preset.name}: {preset.title}")
     else:
         strategy, stage = _default_engine(topology, spec.overrides)
     strategy = replace(strategy, precision=default_precision(machine, on_cpu=topology.on_cpu))

@@ -14,26 +14,30 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.named_files import named_by_arguments
+from zerofit.checking.inputs.accelerate import LaunchLayers, ineffective_flags
+from zerofit.checking.launch_line import ineffective_settings, names_beside, read_line
+from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.overrides import Overrides, flag_of, with_engine_of
 from zerofit.core.plan import Plan
 from zerofit.core.setting import Place, Said
+from zerofit.core.strategy import Engine
 from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
-from zerofit.planning.sources.launch_line import read_line
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU, Nodes, with_hostfile
+from zerofit.planning.sources.nodes import Nodes, with_hostfile
+from zerofit.planning.sources.script_settings import with_settings_of_script
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from zerofit.checking.launch_line import ReadLine
+    from zerofit.core.command import Flag, LaunchCommand
     from zerofit.planning.solve import Answer
     from zerofit.planning.sources.config_files import ConfigFiles
-    from zerofit.planning.sources.launch_line import ReadLine
 
 
 class Verb(StrEnum):
@@ -49,7 +53,6 @@ class Verb(StrEnum):
 
 _RUNS_HERE = (Verb.LAUNCH, Verb.TUNE)
 """Verbs that start ranks on this node."""
-_RANKS = ("num_processes", "ranks_per_node")
 _FILES = ("config_file", "deepspeed_file", "hostfile")
 _OF_THE_RUN = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "hostfile")
 """Settings of a line that only a verb that starts ranks here uses."""
@@ -109,17 +112,15 @@ def resolve(
         os.environ.update(line.environment)
         target, module = line.target, line.is_module
         of_line = _settings_of_line(line, settings, verb)
-        _tell_of_line(line, of_line, settings, verb, observer)
+        names_files = config_file is None and deepspeed_file is None
         config_file = config_file or of_line.get("config_file")
         deepspeed_file = deepspeed_file or of_line.get("deepspeed_file")
         hostfile = hostfile or of_line.get("hostfile")
-        settings = _with_line(settings, line, of_line)
     if target is not None:
         target = script_target(target[0], target[1:], module=module)
         check_script(target)
-    said = settings_of({**settings, "plan": plan})
-    if said.plan is None and said.preset is None:
-        said = replace(said, overrides=with_engine_of(said.overrides))
+    both = settings if line is None else _with_line(settings, line, of_line)
+    said = settings_of({**both, "plan": plan})
     nodes = said.nodes
     takes_default = (
         target is not None
@@ -127,9 +128,21 @@ def resolve(
         and said.described == MachineFlags()
         and verb in (Verb.PLAN, *_RUNS_HERE)
     )
+    of_accelerate = None if line is None or line.command.launcher is not Launcher.ACCELERATE else line.command
     files = read_config_files(
-        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=takes_default
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
+        takes_default=takes_default,
+        line=of_accelerate,
+        is_of_line=line is not None and names_files,
+        num_nodes=nodes.num_nodes,
     )
+    if line is not None:
+        ignored = _ignored_by_accelerate(of_accelerate, files)
+        unused = [name for name in ineffective_settings(line, ignored) if settings.get(name) is None]
+        said = said.without(unused)
+        _tell_of_line(line, [name for name in of_line if name not in unused], settings, verb, observer)
+        _tell_of_ignored(ignored, files, observer)
     on_cpu = said.on_cpu or (files is not None and files.on_cpu and verb is not Verb.PLAN)
     if files is not None:
         nodes = nodes_with_files(nodes, files, on_cpu=said.on_cpu)
@@ -152,22 +165,44 @@ def resolve(
     )
     is_planned = verb is not Verb.CONFIG and (spec.makes_a_plan or spec.has_given_strategy)
     is_planned = is_planned or said.options.model is not None or spec.has_given_strategy
-    if files is None and target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
-        files = _files_of_script(target)
+    if target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
+        files = with_settings_of_script(files, target, num_nodes=nodes.num_nodes or 1)
     if files is not None:
         observer.say(files.line)
-        spec = replace(spec, files=files, overrides=with_files(spec.overrides, files, is_planned=is_planned))
+        merged, notes = with_files(
+            spec.overrides, files, is_planned=is_planned, has_strategy=spec.has_given_strategy
+        )
+        for note in (*files.notes, *notes):
+            observer.say(note)
+        spec = replace(spec, files=files, overrides=merged)
+    if not spec.has_given_strategy:
+        spec = replace(spec, overrides=with_engine_of(spec.overrides))
     return replace(spec, overrides=_with_ranks(spec.overrides, said.nodes, spec.nodes, files, hostfile))
+
+
+def _ignored_by_accelerate(command: LaunchCommand | None, files: ConfigFiles | None) -> tuple[Flag, ...]:
+    """Return the flags of a line of `accelerate launch` that have no effect in it."""
+    if command is None:
+        return ()
+    return (
+        ineffective_flags(LaunchLayers(file=None, command=command), None) if files is None else files.ignored
+    )
+
+
+def _tell_of_ignored(ignored: Sequence[Flag], files: ConfigFiles | None, observer: Observer) -> None:
+    """Say which flags of a line are left out because accelerate ignores them."""
+    if ignored:
+        runs_deepspeed = files is not None and files.overrides.get("engine") is Engine.DEEPSPEED
+        why = "beside a DeepSpeed file" if runs_deepspeed else "without DeepSpeed"
+        words = ", ".join(flag.text for flag in ignored)
+        observer.say(f"without {words}, which accelerate launch ignores {why}")
 
 
 def _settings_of_line(line: ReadLine, own: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
     """Return the settings of a line that count: own flags and files replace the line's."""
-    found = dict(line.settings)
-    if any(own.get(name) is not None for name in _RANKS):
-        for name in _RANKS:
-            found.pop(name, None)
-    if own.get("on_cpu"):
-        found.pop("gpu_ids", None)
+    own_names = [name for name, value in own.items() if value is not None and value is not False]
+    kept = names_beside(line, own_names)
+    found = {name: value for name, value in line.settings.items() if name in kept}
     for name in _unused_by(verb):
         found.pop(name, None)
     return found
@@ -200,29 +235,18 @@ def _in_front(line: ReadLine, of_line: Iterable[str], typed: TypedLine) -> Typed
 
 
 def _tell_of_line(
-    line: ReadLine, of_line: Mapping[str, Any], own: Mapping[str, Any], verb: Verb, observer: Observer
+    line: ReadLine, of_line: Sequence[str], own: Mapping[str, Any], verb: Verb, observer: Observer
 ) -> None:
     """Say which command of zerofit a line is, and what is left out of it."""
     same = _in_front(line, of_line, own.get("typed") or TypedLine())
     observer.say(f"the command is equivalent to: {replace(same, verb=('zerofit', verb))}")
     if line.left_out:
         observer.say(f"without {', '.join(line.left_out)}, which zerofit handles itself")
+    for note in line.notes:
+        observer.say(note)
     unused = [word for word in line.words_of(_unused_by(verb)) if word.startswith("--")]
     if unused:
         observer.say(f"without {', '.join(unused)}, which zerofit {verb} does not use")
-
-
-def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
-    """Return the settings of the DeepSpeed file in a script's arguments; None without one."""
-    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
-    if (file := next(named, None)) is None:
-        return None
-    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
-    if files is None:
-        return None
-    # These two stay the script's, which reads the file itself (training/setup/trainer_arguments.py).
-    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
-    return replace(files, left_out=left_out)
 
 
 def _with_ranks(

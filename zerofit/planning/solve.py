@@ -314,16 +314,18 @@ def script_as_it_is(problem: Problem) -> Strategy | None:
 def files_as_they_say(problem: Problem) -> Strategy | None:
     """Return the strategy that the configuration files set up, with the user's flags and the files' buckets.
 
-    None without files, for files without DeepSpeed's settings, and where a flag turns DeepSpeed off.
+    None without files, for files without settings of DeepSpeed or FSDP, and where a flag sets another engine.
     """
     files = problem.spec.files
-    if files is None or files.overrides.get("engine") is not Engine.DEEPSPEED:
+    engine = None if files is None else files.overrides.get("engine")
+    if files is None or engine not in (Engine.DEEPSPEED, Engine.FSDP2):
         return None
     said = problem.said.over(files.overrides)
-    if said.get("engine") is not Engine.DEEPSPEED:
+    if said.get("engine") is not engine:
         return None
     own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
-    strategy = replace(own, **said.strategy, buckets=_buckets_of(files, problem.model.hidden_size))
+    buckets = _buckets_of(files, problem.model.hidden_size) if engine is Engine.DEEPSPEED else own.buckets
+    strategy = replace(own, **said.strategy, buckets=buckets)
     return replace(strategy, micro_batch_size=own.micro_batch_size)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
-"""First words of command lines that zerofit.planning.sources.launch_line parses."""
+"""First words of command lines that zerofit.checking.launch_line parses."""
 
 
 def check_script(target: tuple[str, ...]) -> None:

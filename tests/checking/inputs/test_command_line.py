@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
-from zerofit.checking.inputs.command_line import read_command, settings_of_zerofit
+from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.launcher_flags import LauncherFlags, flags_of
+from zerofit.checking.inputs.zerofit_line import settings_of_zerofit
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Flag, LaunchCommand, Launcher
 

@@ -193,5 +193,25 @@ def test_a_process_in_a_process_group_is_refused(monkeypatch: pytest.MonkeyPatch
     import torch.distributed as dist
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with pytest.raises(UserError, match="trace-in-process-group"):
         _log.__wrapped__("llama", _request())
+
+
+def test_a_group_of_one_process_is_set_aside() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from zerofit.core.upstream.fsdp2 import fake_ranks
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        own, other = dist.group.WORLD, dist.new_group([0])
+        with fake_ranks(2, 4) as mesh:
+            assert (mesh.size(), dist.get_world_size()) == (8, 8)
+        assert (dist.group.WORLD, dist.get_world_size(), dist.get_backend()) == (own, 1, "gloo")
+        value = torch.ones(1)
+        dist.all_reduce(value, group=other)
+        assert value.item() == 1
+    finally:
+        dist.destroy_process_group()

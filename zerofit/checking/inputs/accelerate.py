@@ -14,9 +14,9 @@ from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
 if TYPE_CHECKING:
-    from zerofit.checking.situation import Situation
+    from zerofit.checking.situation import Situation, TrainerSettings
     from zerofit.configs.document import Document
-    from zerofit.core.command import LaunchCommand
+    from zerofit.core.command import Flag, LaunchCommand
 
 DEEPSPEED_SECTION = "deepspeed_config"
 IN_DEEPSPEED_FILE = {
@@ -106,6 +106,40 @@ def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
     return said
 
 
+def ineffective_flags(launch: LaunchLayers, deepspeed: Document | None) -> tuple[Flag, ...]:
+    """Return the flags that `accelerate launch` ignores, or in whose place a DeepSpeed file decides.
+
+    Without DeepSpeed it reads none of DeepSpeed's, and beside a file they only fill in "auto"
+    (accelerate/utils/launch.py; utils/dataclasses.py, DeepSpeedPlugin.__post_init__).
+    """
+    command, use = launch.command, uses_deepspeed(launch)
+    if command is None or use is None:
+        return ()
+    is_certain = use.confidence is Confidence.CERTAIN
+    flags = tuple(flag for flag in command.flags if flag.name in IN_DEEPSPEED_FILE)
+    if not use.value and (is_certain or deepspeed is None):
+        named = command.find("deepspeed_config_file") if is_certain else None
+        return flags if named is None else (*flags, named)
+    if deepspeed is None:
+        return ()
+    precision = command.find("mixed_precision")
+    is_decided = precision is not None and not _fills_in_precision(deepspeed, precision)
+    return (
+        *(flag for flag in flags if not fills_in(deepspeed, flag.name)),
+        *((precision,) if precision is not None and is_decided else ()),
+    )
+
+
+def _fills_in_precision(deepspeed: Document, flag: Flag) -> bool:
+    said = Said(value=_PRECISIONS.get((flag.value or "").lower()), text=flag.text)
+    return said.value is Precision.FP32 or precision_of(deepspeed, launch=said, trainer=None) is said
+
+
+def fills_in(deepspeed: Document, name: str) -> bool:
+    """Return True if a flag takes the place of "auto" in a file; the launcher hands no folder on."""
+    return deepspeed.value(*IN_DEEPSPEED_FILE[name]) == "auto" and not name.endswith("nvme_path")
+
+
 def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     """Return True if `accelerate launch` uses DeepSpeed, and the setting that decides it; None if unknown.
 
@@ -134,6 +168,8 @@ _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
 _LOST_FOLDER = "none"
 """`accelerate launch` passes no folder on, and the plugin then uses this word as one."""
+PRECISION_SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
+"""Sections of a DeepSpeed file, in the order in which DeepSpeed prefers them, and their precisions."""
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
@@ -193,7 +229,10 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
         processes, machines = launch_value(launch, "num_processes"), launch_value(launch, "num_machines")
         num_nodes = whole_number(machines.value) if machines else 1
         world_size = whole_number(processes.value) if processes else None
-        on_cpu = command is not None and command.find("cpu") is not None
+        on_cpu = command is not None and command.find("cpu", "use_cpu") is not None
+        if file is not None and file.value("use_cpu") is True:  # not handed on with DeepSpeed
+            use = uses_deepspeed(launch)
+            on_cpu = on_cpu or use is None or not use.value
     if not world_size or not num_nodes or min(world_size, num_nodes) < 1 or world_size * per_node % num_nodes:
         return None
     return Topology(num_nodes=num_nodes, world_size=world_size * per_node, on_cpu=on_cpu)
@@ -228,6 +267,47 @@ def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
         return Said(value=None, text="no mixed_precision")
     precision = _PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
     return replace(said, value=precision) if precision else None
+
+
+def precision_of(
+    deepspeed: Document, *, launch: Said[Precision | None] | None, trainer: TrainerSettings | None
+) -> Said[Precision | None] | None:
+    """Return the precision of a run configured by a DeepSpeed file; None if unknown.
+
+    accelerate and Trainer fill in a section that is missing or "auto", and keep true and false
+    (accelerate/utils/dataclasses.py, DeepSpeedPlugin.set_mixed_precision).
+
+    Args:
+        deepspeed: the file.
+        launch: from the launcher's file and flags.
+        trainer: TrainingArguments, if the script has them.
+    """
+    open_sections = []
+    for section, precision in PRECISION_SECTIONS.items():
+        said = deepspeed.said(section, "enabled")
+        if said is not None and said.value is True:
+            return replace(said, value=precision)
+        if said is None or said.value in (None, "auto"):
+            open_sections.append(section)
+    if not open_sections:
+        return Said(value=None, text="bf16.enabled and fp16.enabled are both false")
+    if trainer is not None:
+        return precision_of_trainer(trainer, open_sections)
+    if launch is not None and launch.value is not None and launch.value.value in open_sections:
+        return launch
+    has_auto = any(deepspeed.value(section, "enabled") == "auto" for section in open_sections)
+    return None if has_auto and launch is None else Said(value=None, text="no mixed precision")
+
+
+def precision_of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Precision | None] | None:
+    """Return the half precision of TrainingArguments among some sections of a DeepSpeed file."""
+    for section in open_sections:
+        said = trainer.find_or_default(section)
+        if said is None:
+            return None
+        if said.value is True:
+            return replace(said, value=PRECISION_SECTIONS[section])
+    return Said(value=None, text="neither bf16 nor fp16")
 
 
 def _names(launch: LaunchLayers) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.situations import precision_of
+from zerofit.checking.inputs.accelerate import precision_of
 from zerofit.checking.situation import DEFAULTS, TrainerSettings
 from zerofit.core.command import Route
 from zerofit.core.optimizers.lookup import optimizer_of_class

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.launcher_flags import TORCH_LAUNCH, flags_of
 from zerofit.checking.inputs.programs import (
+    LAUNCHERS,
     PYTHON,
     RUNNERS,
     program_of,
     script_of_runner,
     without_wrappers,
 )
-from zerofit.checking.situation import RunSettings
 from zerofit.configs.schema import ValueKind
 from zerofit.core.command import ASSIGNMENT, Flag, LaunchCommand, Launcher, is_literal
-from zerofit.core.overrides import FLAGS
-from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from zerofit.checking.inputs.launcher_flags import LauncherFlags
     from zerofit.configs.schema import Key, Schemas
 
 
-_FIELDS: Mapping[str, Callable[[str], Any]] = {
-    "engine": Engine,
-    "zero_stage": lambda word: ZeroStage(int(word)),
-    "optimizer_offload": OffloadDevice,
-    "param_offload": OffloadDevice,
-    "precision": Precision,
-    "micro_batch_size": int,
-    "gradient_accumulation_steps": int,
-    "optimizer": OptimizerName,
-}
-"""Fields of a strategy that flags of `zerofit launch` set, and how their words are read."""
 _LAUNCHERS = {
     "accelerate-launch": Launcher.ACCELERATE,
     "torchrun": Launcher.TORCHRUN,
@@ -158,13 +143,19 @@ def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
     name = known.find(name) or name
     if equals:
         return Flag(name=name, value=value, text=word), rest
-    if known.is_switch(name) or not rest or not _is_value(rest[0], known.key(name)):
+    takes_value = bool(rest) and not known.is_switch(name) and _is_value(rest[0], known.key(name))
+    if not takes_value or (known.key(name) is None and _starts_line_behind(rest, known)):
         return Flag(name=name, value=None, text=word), rest
     return Flag(name=name, value=rest[0], text=f"{word} {rest[0]}"), rest[1:]
 
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """argparse's own, in ArgumentParser.__init__."""
+
+
+def _starts_line_behind(words: list[str], known: LauncherFlags) -> bool:
+    """Return True if words are the launch line behind `zerofit launch`, not an unknown flag's value."""
+    return known.schema.package == "zerofit" and program_of(words[0]) in LAUNCHERS
 
 
 def _is_value(word: str, key: Key | None) -> bool:
@@ -177,26 +168,3 @@ def _is_value(word: str, key: Key | None) -> bool:
         return _NEGATIVE.fullmatch(word) is not None or " " in word
     takes_any = key is not None and not key.choices and not key.pattern and ValueKind.STRING in key.kinds
     return takes_any or not word.endswith(".py")
-
-
-def settings_of_zerofit(command: LaunchCommand) -> RunSettings:
-    """Return the settings of a `zerofit launch` line; what no flag sets is unknown: the planner decides."""
-    fields: dict[str, Said[Any]] = {}
-    for name, parse in _FIELDS.items():
-        flag = command.find(FLAGS[name].removeprefix("--").replace("-", "_"))
-        if flag is not None and flag.value is not None:
-            with contextlib.suppress(ValueError):  # zerofit itself refuses it
-                value = parse(flag.value.lower().replace("_", "-"))
-                fields[name] = Said(value=value, text=flag.text)
-    if (checkpointing := command.find("gradient_checkpointing", "no_gradient_checkpointing")) is not None:
-        value = checkpointing.name == "gradient_checkpointing"
-        fields["gradient_checkpointing"] = Said(value=value, text=checkpointing.text)
-    return RunSettings(
-        names=dict(FLAGS),
-        fields=fields,
-        engine=fields.get("engine"),
-        zero_stage=fields.get("zero_stage"),
-        optimizer_offload=fields.get("optimizer_offload"),
-        param_offload=fields.get("param_offload"),
-        precision=fields.get("precision"),
-    )

@@ -1,194 +1,233 @@
-"""A run's settings of FSDP, by accelerate's file and flags, TrainingArguments or the script's plugin."""
+"""Settings of FSDP as fields of Strategy and Topology; those of version 1 are translated to FSDP2."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.accelerate import OTHER_PARADIGMS, launch_of, whole_number
-from zerofit.core.setting import Confidence, Said
-from zerofit.scripts.facts import Action
+from zerofit.checking.inputs.fsdp_words import (
+    BLOCKS,
+    FALSE,
+    STRATEGIES,
+    TRUE,
+    FsdpWords,
+    number_of,
+    refused,
+)
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Engine, OffloadDevice, StateDictType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from zerofit.checking.inputs.accelerate import LaunchLayers
-    from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Document
+    from zerofit.core.setting import Said
 
-FSDP_SECTION = "fsdp_config"
-PREFIX = "fsdp_"
-TRUE = ("true", "yes", "t", "y", "on", "1")
-"""What accelerate reads as true, in any case (accelerate/utils/environment.py, str_to_bool)."""
-_FALSE = ("false", "no", "f", "n", "off", "0")
-_PLUGIN_NAMES = {
-    "fsdp_version": "version",
-    "cpu_offload": "offload_params",
-    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
-}
-"""Arguments of FullyShardedDataParallelPlugin() that have another name than accelerate's flags."""
-_OF_LAUNCHER = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
-_OF_TRAINER = {
-    "version": 2,
-    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    "state_dict_type": "FULL_STATE_DICT",
-}
-"""Defaults: accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin.__post_init__, and
-transformers/training_args.py, _process_fsdp_args."""
-
-
-class FsdpSource(StrEnum):
-    """Where FSDP is configured."""
-
-    LAUNCH = "accelerate launch"
-    TRAINER = "TrainingArguments"
-    PLUGIN = "FullyShardedDataParallelPlugin"
+_KEEPS_WEIGHTS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+_HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_NO_SHARD = "NO_SHARD"
+_STATE_DICTS = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
+"""accelerate/utils/constants.py, FSDP_STATE_DICT_TYPE, with positions as torch's StateDictType."""
+_OFFLOADS = ("offload_params", "cpu_offload")
+"""accelerate's name, and Trainer's."""
+_BUILT_IN = (
+    "backward_prefetch",
+    "backward_prefetch_policy",
+    "forward_prefetch",
+    "use_orig_params",
+    "sync_module_states",
+    "limit_all_gathers",
+)
+"""What version 1 has settings for and FSDP2 always does: accelerate/commands/to_fsdp2.py removes them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpSettings:
-    """The settings of a run under FSDP."""
+    """The same settings as zerofit has them."""
 
-    source: FsdpSource
-    uses: Said[Any]
-    """What turns FSDP on."""
-    said: Mapping[str, Said[Any]] = field(default_factory=dict)
-    """Each given setting, by its name in accelerate's flags without "fsdp_"."""
-    is_complete: bool = True
-    """True if no other setting may be given."""
-
-    def find(self, name: str) -> Said[Any] | None:
-        """Return a given setting."""
-        return self.said.get(name)
-
-    def is_on(self, name: str) -> bool:
-        """Return True if a switch is given and on."""
-        said = self.find(name)
-        return said is not None and truth_of(said.value) is True
-
-    def has_default(self, name: str) -> bool:
-        """Return True if a setting certainly has its default."""
-        return self.is_complete and self.find(name) is None
-
-    @property
-    def version(self) -> int | None:
-        """The version; None if unknown."""
-        said = self.find("version")
-        if said is not None:
-            return whole_number(said.value)
-        return int(self.default("version")) if self.is_complete else None
-
-    @property
-    def state_dict_type(self) -> Said[str] | None:
-        """The state dict type, also by default; None if unknown."""
-        said = self.find("state_dict_type")
-        if said is not None:
-            return replace(said, value=str(said.value).upper())
-        if not self.is_complete or self.version is None:
-            return None
-        kind = "FULL_STATE_DICT" if self.version == 1 else "SHARDED_STATE_DICT"
-        kind = str(self.default("state_dict_type") or kind)
-        return Said(value=kind, text=f"no state_dict_type, so it is {kind}")
-
-    def default(self, name: str) -> Any:
-        """Return the default of a setting; None without one."""
-        return (_OF_TRAINER if self.source is FsdpSource.TRAINER else _OF_LAUNCHER).get(name)
+    said: Mapping[str, Said[Any]]
+    """By field of Strategy and Topology."""
+    notes: tuple[str, ...] = ()
+    """What was translated or left out, one sentence each."""
 
 
-def truth_of(value: Any) -> bool | None:
-    """Return a switch as accelerate reads it; None if it refuses the value."""
-    text = str(value).lower()
-    return True if text in TRUE else False if text in _FALSE else None
+def read_fsdp(words: FsdpWords) -> FsdpSettings:
+    """Return settings of FSDP as fields of Strategy and Topology.
+
+    Raises:
+        UserError: accelerate refuses a value, or FSDP2 has nothing like it.
+    """
+    return _Reading(words).settings()
 
 
-def fsdp_of(situation: Situation) -> FsdpSettings | None:
-    """Return the settings of FSDP; None if the run does not use it, or that is not known."""
-    return _of_plugin(situation) or _of_trainer(situation) or _of_launch(situation)
+class _Reading:
+    """One reading of a source's settings."""
+
+    def __init__(self, words: FsdpWords) -> None:
+        self._words, self._keys = words, words.keys
+        self._said: dict[str, Said[Any]] = {}
+        self._notes: list[str] = []
+        version = self._keys.get("version")
+        default = words.default_version
+        if words.is_partial:  # a switch means the same in both
+            key = self._keys.get("reshard_after_forward")
+            is_switch = key is not None and str(key.value).lower() in (*TRUE, *FALSE)
+            default = 2 if is_switch and "sharding_strategy" not in self._keys else 1
+        self._version = default if version is None else number_of(version, (1, 2))
+
+    def settings(self) -> FsdpSettings:
+        self._refuse_what_has_no_counterpart()
+        strategy = self._strategy()
+        if strategy is not None and strategy.value == _NO_SHARD:
+            note = f"NO_SHARD ({strategy.where}) is data parallelism without sharding: DDP"
+            return FsdpSettings(said={"engine": replace(strategy, value=Engine.NATIVE)}, notes=(note,))
+        if self._version == 1 and (not self._words.is_partial or "version" in self._keys):
+            where = self._words.uses.where
+            self._notes.append(f"FSDP version 1 ({where}) is planned as FSDP2, its successor")
+        if not self._words.is_partial:
+            self._said["engine"] = replace(self._words.uses, value=Engine.FSDP2)
+        self._resharding()
+        self._state_dict()
+        self._offload()
+        recomputes = self._keys.get("activation_checkpointing")
+        if recomputes is not None and _switch(recomputes):
+            self._said["gradient_checkpointing"] = replace(recomputes, value=True)
+        self._copies()
+        self._units()
+        self._built_in()
+        return FsdpSettings(said=self._said, notes=tuple(self._notes))
+
+    def _strategy(self) -> Said[Any] | None:
+        """Return the sharding strategy of version 1; None if none is given, and under version 2."""
+        names = ("sharding_strategy", "reshard_after_forward")  # of two accelerate takes the first
+        key = next((self._keys[name] for name in names if name in self._keys), None)
+        return None if key is None or self._version == 2 else replace(key, value=_word(key, STRATEGIES))
+
+    def _resharding(self) -> None:
+        """Read whether gathered weights are freed, and over which ranks they are sharded."""
+        if self._version == 2:
+            if "reshard_after_forward" in self._keys:
+                key = self._keys["reshard_after_forward"]
+                self._said["reshard_after_forward"] = replace(key, value=_switch(key))
+            if (older := self._keys.get("sharding_strategy")) is not None:
+                self._notes.append(f"sharding_strategy ({older.where}) has no effect under version 2")
+                if str(older.value).upper() in _HYBRID:
+                    self._notes[-1] += "; copies of the weights are dp_replicate_size in parallelism_config"
+            return
+        strategy = self._strategy()
+        if strategy is None:
+            return
+        keeps = strategy.value in _KEEPS_WEIGHTS
+        self._said["reshard_after_forward"] = replace(strategy, value=not keeps)
+        state = "off" if keeps else "on"
+        self._notes.append(f"{strategy.value} ({strategy.where}) is reshard_after_forward {state}")
+        if strategy.value in _HYBRID:
+            nodes = self._words.num_nodes
+            self._notes[-1] += f", sharded within each node: dp_replicate_size {nodes}"
+            if nodes > 1:
+                self._said["dp_replicate_size"] = replace(strategy, value=nodes)
+
+    def _offload(self) -> None:
+        key = next((self._keys[name] for name in _OFFLOADS if name in self._keys), None)
+        is_on = key is not None and _switch(key)
+        if key is not None and (is_on or self._words.is_partial):
+            device = replace(key, value=OffloadDevice.CPU if is_on else OffloadDevice.NONE)
+            self._said |= {"optimizer_offload": device, "param_offload": device}
+
+    def _copies(self) -> None:
+        key = self._keys.get("dp_replicate_size")
+        if key is not None and _count(key) > 1:
+            self._said["dp_replicate_size"] = replace(key, value=_count(key))
+
+    def _state_dict(self) -> None:
+        key = self._keys.get("state_dict_type")
+        if key is None and self._words.is_partial:
+            return
+        if key is None:
+            kind = self._words.default_state_dict[self._version]
+            if StateDictType(kind) is not StateDictType.SHARDED:
+                self._said["state_dict_type"] = replace(self._words.uses, value=StateDictType(kind))
+            return
+        kind = _word(key, _STATE_DICTS)
+        if kind == "LOCAL_STATE_DICT":
+            if self._version == 2:
+                raise refused(key, why="FSDP2 has no LOCAL_STATE_DICT", fix="write SHARDED_STATE_DICT")
+            self._notes.append(f"LOCAL_STATE_DICT ({key.where}) is SHARDED_STATE_DICT under FSDP2")
+            kind = "SHARDED_STATE_DICT"
+        self._said["state_dict_type"] = replace(key, value=StateDictType(kind))
+
+    def _units(self) -> None:
+        """Say which units are sharded, where it is not by blocks."""
+        key = self._keys.get("auto_wrap_policy")
+        default = BLOCKS if self._words.is_partial else self._words.default_policy
+        policy = default if key is None else str(key.value).upper()
+        if policy != BLOCKS:
+            where = f"{policy} ({key.where})" if key else f"no auto_wrap_policy ({self._words.uses.where})"
+            self._notes.append(f"{where}: zerofit shards by the model's blocks, _no_split_modules")
+
+    def _built_in(self) -> None:
+        """Say which settings are left out, as FSDP2 has only one way."""
+        given = [self._keys[name] for name in _BUILT_IN if name in self._keys]
+        if given:
+            names = ", ".join(name for name in _BUILT_IN if name in self._keys)
+            self._notes.append(f"without {names} ({given[0].where}): FSDP2 has one way for each")
+
+    def _refuse_what_has_no_counterpart(self) -> None:
+        for name, (is_set, why) in _NOT_TAKEN.items():
+            key = self._keys.get(name)
+            if key is not None and is_set(key):
+                raise _not_taken(key, why=why)
 
 
-def uses_fsdp(launch: LaunchLayers) -> Said[Any] | None:
-    """Return the flag or key by which `accelerate launch` uses FSDP; None if it does not."""
-    command = launch.command
-    if command is not None:
-        flag = command.find("use_fsdp")
-        if flag is not None:
-            return Said(value="FSDP", text=flag.text)
-        if command.find("cpu", "use_deepspeed", *OTHER_PARADIGMS):
-            return None
-    said = launch.file.said("distributed_type") if launch.file is not None else None
-    return said if said is not None and said.value == "FSDP" else None
+def _switch(key: Said[Any]) -> bool:
+    """Return the value of a switch, as accelerate reads it.
+
+    Raises:
+        UserError: accelerate refuses it.
+    """
+    text = str(key.value).lower()
+    if text not in (*TRUE, *FALSE):
+        raise refused(key, why="it is a switch", fix="write true or false")
+    return text in TRUE
 
 
-def _of_launch(situation: Situation) -> FsdpSettings | None:
-    launch = launch_of(situation)
-    uses = uses_fsdp(launch) if launch else None
-    if launch is None or uses is None:
-        return None
-    return FsdpSettings(source=FsdpSource.LAUNCH, uses=uses, said=dict(settings_of_launch(launch)))
+def _count(key: Said[Any]) -> int:
+    if not str(key.value).isdigit() or int(key.value) < 1:
+        raise refused(key, why="it is a whole number of at least 1", fix="write 1 to shard over all ranks")
+    return int(key.value)
 
 
-def settings_of_launch(launch: LaunchLayers) -> Iterator[tuple[str, Said[Any]]]:
-    """Yield each setting of FSDP of a launch; flags override the file."""
-    if launch.file is not None:
-        yield from _of_section(launch.file)
-    for flag in launch.command.flags if launch.command else ():
-        if flag.name.startswith(PREFIX) and flag.value is not None:
-            yield flag.name.removeprefix(PREFIX), Said(value=flag.value, text=flag.text)
+def _word(key: Said[Any], words: tuple[str, ...]) -> str:
+    """Return one of some words, written in any case or as its number.
+
+    Raises:
+        UserError: it is none of them.
+    """
+    text = str(key.value).upper()
+    text = {"TRUE": words[0], "FALSE": words[1]}.get(text, text) if words == STRATEGIES else text
+    if text in words:
+        return text
+    if text.isdigit() and 0 < int(text) <= len(words):
+        return words[int(text) - 1]
+    raise refused(key, why=f"it is one of {', '.join(words)}", fix=f"write {words[0]}")
 
 
-def _of_section(file: Document) -> Iterator[tuple[str, Said[Any]]]:
-    section = file.value(FSDP_SECTION)
-    for key in section if isinstance(section, dict) else ():
-        said = file.said(FSDP_SECTION, key)
-        if said is not None and said.value is not None:
-            yield str(key).removeprefix(PREFIX), said
+_NOT_TAKEN: dict[str, tuple[Callable[[Said[Any]], bool], str]] = {
+    "activation_checkpointing_offload": (_switch, "zerofit keeps the inputs of recomputed blocks on the GPU"),
+    "ignored_modules": (
+        lambda key: bool(key.value),
+        "ranks don't exchange the gradients of ignored modules, and each would train its own",
+    ),
+    "xla": (_switch, "zerofit plans for NVIDIA GPUs"),
+    "cp_size": (lambda key: _count(key) > 1, "zerofit has no context parallelism"),
+}
+"""Settings that can't be left out and have no counterpart: whether one is set, and the reason."""
 
 
-def _of_trainer(situation: Situation) -> FsdpSettings | None:
-    trainer = situation.arguments
-    uses = trainer.find("fsdp")
-    if uses is None or not turns_on(uses):
-        return None
-    config = trainer.fsdp_config
-    is_known = config is not None or (
-        trainer.find(FSDP_SECTION) is None and FSDP_SECTION not in trainer.unread
+def _not_taken(key: Said[Any], *, why: str) -> UserError:
+    return UserError(
+        "fsdp-setting-not-taken",
+        "zerofit has nothing like a setting of FSDP",
+        found=f"{key.text}   ({key.place})" if key.place else key.text,
+        why=why,
+        fix="leave it out",
     )
-    said = {name.removeprefix(PREFIX): setting for name, setting in (config or {}).items()}
-    return FsdpSettings(
-        source=FsdpSource.TRAINER, uses=uses, said=said, is_complete=is_known and _is_boolean(uses)
-    )
-
-
-def turns_on(uses: Said[Any]) -> bool:
-    """Return True if TrainingArguments' fsdp is on: a flag without a value, True, or words."""
-    if uses.value is None:
-        return uses.text == "--fsdp"
-    return bool(uses.value) and truth_of(uses.value) is not False
-
-
-def _is_boolean(uses: Said[Any]) -> bool:
-    """Return False for words of earlier releases, "full_shard offload", which set more."""
-    return uses.value is None or truth_of(uses.value) is not None
-
-
-def _of_plugin(situation: Situation) -> FsdpSettings | None:
-    """Return the settings of the script's only plugin."""
-    script = situation.script
-    plugins = script.find(Action.MAKE_FSDP_PLUGIN) if script else ()
-    if script is None or len(plugins) != 1 or plugins[0].is_conditional:
-        return None
-    if not any("fsdp_plugin" in call.given for call in script.find(Action.MAKE_ACCELERATOR)):
-        return None
-    (plugin,) = plugins
-    said = {
-        _PLUGIN_NAMES.get(keyword.name, keyword.name): keyword.said
-        for keyword in plugin.keywords
-        if keyword.value is not None
-    }
-    uses = Said(value="FSDP", text=plugin.seen.text, place=plugin.seen.place, confidence=Confidence.LIKELY)
-    # What is not given comes from the environment, which the launcher's file and flags set.
-    launch = _of_launch(situation)
-    said = {**(launch.said if launch else {}), **said}
-    is_complete = "**" not in plugin.given and len(plugin.given) == len(plugin.keywords)
-    return FsdpSettings(source=FsdpSource.PLUGIN, uses=uses, said=said, is_complete=is_complete)

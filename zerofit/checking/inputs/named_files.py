@@ -84,7 +84,7 @@ def _fsdp_named_by_source(name: str, source: str) -> Iterator[Said[str]]:
 def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[str]]]:
     """Yield each configuration named by a launcher's flags, and its kind."""
     flags = ((FileKind.ACCELERATE, "config_file"), (FileKind.DEEPSPEED, "deepspeed_config_file"))
-    if command.launcher is not Launcher.ACCELERATE:
+    if command.launcher not in (Launcher.ACCELERATE, Launcher.ZEROFIT):
         return
     for kind, name in flags:
         flag = command.find(name)

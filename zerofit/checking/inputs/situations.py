@@ -1,4 +1,8 @@
-"""Combines all layers of a run into Situations: one for each possible run."""
+"""Combines all layers of a run into Situations: one for each possible run.
+
+`resolve` reads files through these too. A check does not begin with it: resolve stops at the first setting
+that can't run, and a check reports all, also of lines with shell variables.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,22 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
-from zerofit.checking.inputs.command_line import settings_of_zerofit
+from zerofit.checking.inputs.accelerate import (
+    PRECISION_SECTIONS,
+    LaunchLayers,
+    fills_in,
+    precision_of,
+    precision_of_trainer,
+    settings_of_accelerate,
+    topology_of_launch,
+    uses_deepspeed,
+)
 from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.inputs.zerofit_line import (
+    settings_of_zerofit,
+    topology_of_zerofit,
+    without_ineffective,
+)
 from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
@@ -24,51 +41,11 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import Document
+    from zerofit.core.command import LaunchCommand
     from zerofit.scripts.facts import ScriptFacts
     from zerofit.scripts.flag_names import FlagNames
 
 _NAMES_FILE = re.compile("--deepspeed[ =]")
-_SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
-
-
-def precision_of(
-    deepspeed: Document, *, launch: Said[Precision | None] | None, trainer: TrainerSettings | None
-) -> Said[Precision | None] | None:
-    """Return the precision of a run configured by a DeepSpeed file; None if unknown.
-
-    accelerate and Trainer fill in a section that is missing or "auto", and keep true and false
-    (accelerate/utils/dataclasses.py, DeepSpeedPlugin.set_mixed_precision).
-
-    Args:
-        deepspeed: the file.
-        launch: from the launcher's file and flags.
-        trainer: TrainingArguments, if the script has them.
-    """
-    open_sections = []
-    for section, precision in _SECTIONS.items():
-        said = deepspeed.said(section, "enabled")
-        if said is not None and said.value is True:
-            return replace(said, value=precision)
-        if said is None or said.value in (None, "auto"):
-            open_sections.append(section)
-    if not open_sections:
-        return Said(value=None, text="bf16.enabled and fp16.enabled are both false")
-    if trainer is not None:
-        return _of_trainer(trainer, open_sections)
-    if launch is not None and launch.value is not None and launch.value.value in open_sections:
-        return launch
-    has_auto = any(deepspeed.value(section, "enabled") == "auto" for section in open_sections)
-    return None if has_auto and launch is None else Said(value=None, text="no mixed precision")
-
-
-def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Precision | None] | None:
-    for section in open_sections:
-        said = trainer.find_or_default(section)
-        if said is None:
-            return None
-        if said.value is True:
-            return replace(said, value=_SECTIONS[section])
-    return Said(value=None, text="neither bf16 nor fp16")
 
 
 def _own_precision(
@@ -76,12 +53,12 @@ def _own_precision(
 ) -> Said[Precision | None] | None:
     """Return the half precision that a script sets itself, in place of the launcher's; None if unknown."""
     if trainer is not None:
-        said = _of_trainer(trainer, list(_SECTIONS))
+        said = precision_of_trainer(trainer, list(PRECISION_SECTIONS))
         return said if said is not None and said.value is not None else None
     for keyword in script.accelerator_keywords if script else ():
-        if keyword.name == "mixed_precision" and keyword.value in _SECTIONS:
+        if keyword.name == "mixed_precision" and keyword.value in PRECISION_SECTIONS:
             text = f"Accelerator({keyword.text})"
-            return replace(keyword.said, value=_SECTIONS[str(keyword.value)], text=text)
+            return replace(keyword.said, value=PRECISION_SECTIONS[str(keyword.value)], text=text)
     return None
 
 
@@ -92,10 +69,57 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     one not named by another; and all with the script.
     """
     scripts, broken = read_scripts(targets)
-    first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
+    runs = tuple(_runs(targets, scripts))
+    first, *others = [_situation(targets, *run) for run in runs]
+    others += _of_files_alone(targets, runs)
     # Findings that concern no particular run are reported with the first.
     first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing, breaks=targets.breaks)
     return (first, *others)
+
+
+def _of_files_alone(
+    targets: Targets, runs: tuple[tuple[Document | None, Document | None, ScriptFacts | None], ...]
+) -> Iterator[Situation]:
+    """Yield the situation of the files that a `zerofit launch` line names: they are not what runs there."""
+    if targets.command is None or targets.command.launcher is not Launcher.ZEROFIT:
+        return
+    alone = replace(targets, command=None, arguments=(), are_all_arguments=False)
+    for deepspeed, accelerate, _ in runs:
+        of_launcher = deepspeed if deepspeed and _is_of_launcher(deepspeed, targets) else None
+        if of_launcher is not None or accelerate is not None:
+            yield replace(_situation(alone, of_launcher, accelerate, None), is_imported=True)
+
+
+def _line_of_files(command: LaunchCommand) -> LaunchCommand | None:
+    """Return the line behind `zerofit launch`, unless flags in front of it name the files."""
+    is_own = not command.own_flags.isdisjoint(("config_file", "deepspeed_config_file"))
+    return None if is_own else command.behind
+
+
+def _is_left_out(
+    deepspeed: Document, accelerate: Document | None, command: LaunchCommand | None, targets: Targets
+) -> bool:
+    """Return True if a launch certainly runs without DeepSpeed, and only it names the file."""
+    if command is not None and command.launcher is not Launcher.ACCELERATE:
+        return False
+    if command is None and accelerate is None:
+        return False
+    use = uses_deepspeed(LaunchLayers(file=accelerate, command=command))
+    is_certain = use is not None and not use.value and use.confidence is Confidence.CERTAIN
+    return is_certain and _is_of_launcher(deepspeed, targets)
+
+
+def _is_of_launcher(deepspeed: Document, targets: Targets) -> bool:
+    """Return True if a launcher's flag, or its file, names a DeepSpeed file; else the script reads it."""
+    flag = None if targets.command is None else targets.command.find("deepspeed_config_file")
+    for file in targets.files:
+        if file.document is deepspeed:
+            text = (
+                deepspeed.name if file.named_by is None else file.named_by.text
+            )  # a flag's JSON has its name
+            is_of_flag = flag is not None and flag.text.startswith(text)
+            return is_of_flag or text.startswith("deepspeed_config_file:")
+    return False
 
 
 def read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
@@ -177,16 +201,26 @@ def _situation(
                 name: replace(setting, confidence=Confidence.LIKELY) for name, setting in trainer.said.items()
             }
             trainer = replace(trainer, said=said)
-    launch = settings_of_accelerate(accelerate, command)
+    own_line = command if command is not None and command.launcher is Launcher.ZEROFIT else None
+    launched = command if own_line is None else _line_of_files(own_line)
+    launch = settings_of_accelerate(accelerate, launched)
     settings = launch or RunSettings()
-    if command is not None and command.launcher is Launcher.ZEROFIT:
-        settings = settings_of_zerofit(command)
-    if deepspeed is not None:
+    if deepspeed is not None and not _is_left_out(deepspeed, accelerate, launched, targets):
         precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
-        settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
+        settings = replace(settings_of_deepspeed(deepspeed, launched), precision=precision)
+        if launch and launch.engine and launch.engine.value is Engine.DEEPSPEED:
+            settings = replace(settings, engine=launch.engine)
     elif (own := _own_precision(trainer, script)) is not None:
         settings = replace(settings, precision=own)
-    topology = topology_of_launch(accelerate, command)
+    topology = topology_of_launch(accelerate, launched)
+    if own_line is not None:
+        command = without_ineffective(own_line, accelerate, deepspeed)
+        has_files = accelerate is not None or deepspeed is not None
+        files = settings if has_files else RunSettings(precision=_own_precision(trainer, script))
+        settings = settings_of_zerofit(command, files)
+        topology = topology_of_zerofit(command, accelerate, files)
+        accelerate = None  # the files are in a situation of their own
+        deepspeed = None if deepspeed and _is_of_launcher(deepspeed, targets) else deepspeed
     if targets.num_processes is not None:
         topology = Topology(world_size=targets.num_processes, on_cpu=bool(topology and topology.on_cpu))
     if targets.on_cpu:
@@ -236,13 +270,18 @@ def _is_certainly_trainers(trainer: TrainerSettings) -> bool:
     return "output_dir" in names and any(name.startswith("per_device_") for name in names)
 
 
-def settings_of_deepspeed(document: Document) -> RunSettings:
-    """Return the settings of a DeepSpeed configuration alone; values of a wrong type are unknown."""
+def settings_of_deepspeed(document: Document, command: LaunchCommand | None = None) -> RunSettings:
+    """Return the settings of a DeepSpeed configuration; values of a wrong type are unknown.
+
+    Args:
+        document: the configuration.
+        command: of `accelerate launch`, whose flags take the place of "auto".
+    """
     return RunSettings(
         engine=Said(value=Engine.DEEPSPEED, text=document.name),
-        zero_stage=_stage(document),
-        optimizer_offload=_offload(document, "offload_optimizer"),
-        param_offload=_offload(document, "offload_param"),
+        zero_stage=_stage(document, command),
+        optimizer_offload=_offload(document, "offload_optimizer", command),
+        param_offload=_offload(document, "offload_param", command),
         optimizer_nvme_path=_nvme_path(document, "offload_optimizer"),
         param_nvme_path=_nvme_path(document, "offload_param"),
         force_cpu_optimizer=_flag(document, "zero_force_ds_cpu_optimizer", default=True),
@@ -254,23 +293,37 @@ def _said(document: Document, value: Any, *path: str) -> Said[Any]:
     return replace(said, value=value)
 
 
-def _stage(document: Document) -> Said[ZeroStage] | None:
+def _filled_in(document: Document, command: LaunchCommand | None, name: str) -> Said[Any] | None:
+    """Return the flag of `accelerate launch` that takes the place of "auto"."""
+    flag = command.find(name) if command is not None and command.launcher is Launcher.ACCELERATE else None
+    return Said(value=flag.value, text=flag.text) if flag is not None and fills_in(document, name) else None
+
+
+def _stage(document: Document, command: LaunchCommand | None) -> Said[ZeroStage] | None:
     value = document.value("zero_optimization", "stage")
+    flag = _filled_in(document, command, "zero_stage")
     if document.at("zero_optimization", "stage") is None:
         value = 0
+    value = value if flag is None else flag.value
     if isinstance(value, str) and value.strip() in ("0", "1", "2", "3"):
         value = int(value)  # as DeepSpeed does
     if isinstance(value, bool) or value not in tuple(ZeroStage):
         return None
+    if flag is not None:
+        return replace(flag, value=ZeroStage(value))
     return _said(document, ZeroStage(value), "zero_optimization", "stage")
 
 
-def _offload(document: Document, section: str) -> Said[OffloadDevice] | None:
+def _offload(document: Document, section: str, command: LaunchCommand | None) -> Said[OffloadDevice] | None:
     value = document.value("zero_optimization", section, "device")
+    flag = _filled_in(document, command, f"{section}_device")
+    value = value if flag is None else flag.value
     if value is None:
         return _said(document, OffloadDevice.NONE, "zero_optimization", section)
     if value not in tuple(OffloadDevice):
         return None
+    if flag is not None:
+        return replace(flag, value=OffloadDevice(value))
     return _said(document, OffloadDevice(value), "zero_optimization", section, "device")
 
 

@@ -84,6 +84,7 @@ _OF_RANKS = (
     "pipeline-parallel-groups-not-whole",
     "stages-per-rank-without-pipeline",
     "hybrid-shards-not-whole",
+    "hybrid-shards-of-one-rank",
 )
 OF_RANKS: tuple[Rule, ...] = (*ranks.RULES, *(rule for rule in ALL_RULES if rule.id in _OF_RANKS))
 """Those on the number of ranks."""
@@ -100,3 +101,9 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
 """Those that only concern runs with DeepSpeed."""
 
 __all__ = ["ALL_RULES", "DEEPSPEED_RULES", "LIMITS", "OF_RANKS", "Rule"]
+ON_READING: tuple[Rule, ...] = (
+    *files.RULES,
+    *accelerate_file.REFUSED_BY_ACCELERATE,
+    *values.REFUSED_BY_DEEPSPEED,
+)
+"""Rules on files that the library that reads them refuses, so that half of one is never used."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.configs.write.command import MIXED_PRECISION
+from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
-
-
-MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
-"""accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
 
 
 def accelerate_config(

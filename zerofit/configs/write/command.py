@@ -6,7 +6,6 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.configs.write.accelerate import MIXED_PRECISION
 from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 
@@ -14,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from zerofit.core.plan import Plan
+
+
+MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
+"""accelerate's name for each precision (accelerate/utils/dataclasses.py, PrecisionType)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,22 +31,53 @@ _DEVICE_COPY = "_fsdp_param.py"
 def fake_ranks(copies: int, shard_size: int) -> Iterator[Any]:
     """Make this process rank 0 of a process group whose collectives do nothing, and return its mesh.
 
+    A group of this process alone, which a captured script makes, is set aside meanwhile.
+
     Raises:
-        RuntimeError: the process is in a process group.
+        RuntimeError: the process is in a process group with others.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if dist.is_initialized():
+    if dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError("this process is in a process group, beside which it can't be rank 0 of another")
-    dist.init_process_group("fake", rank=0, world_size=copies * shard_size, store=FakeStore())
+    with _without_groups(dist.distributed_c10d):
+        dist.init_process_group("fake", rank=0, world_size=copies * shard_size, store=FakeStore())
+        try:
+            sizes = (copies, shard_size) if copies > 1 else (shard_size,)
+            names = ("dp_replicate", "dp_shard") if copies > 1 else ("dp_shard",)
+            yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        finally:
+            dist.destroy_process_group()
+
+
+_GROUPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
+"""torch's dictionaries of process groups (torch/distributed/distributed_c10d.py, _World; 2.8 and 2.13)."""
+
+
+@contextmanager
+def _without_groups(c10d: Any) -> Iterator[None]:
+    """Set the process groups of this process aside, and join them again afterwards.
+
+    What follows may destroy all groups that it has made.
+    """
+    from torch._C._distributed_c10d import _register_process_group
+
+    world, kept = c10d._world, {name: dict(getattr(c10d._world, name)) for name in _GROUPS}
+    default, count = world.default_pg, world.group_count
+    for name in _GROUPS:
+        getattr(world, name).clear()
+    c10d._update_default_pg(None)
     try:
-        sizes = (copies, shard_size) if copies > 1 else (shard_size,)
-        names = ("dp_replicate", "dp_shard") if copies > 1 else ("dp_shard",)
-        yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        yield
     finally:
-        dist.destroy_process_group()
+        for name, groups in kept.items():
+            getattr(world, name).update(groups)
+        for group, name in kept["pg_names"].items():
+            _register_process_group(name, group)
+        c10d._update_default_pg(default)
+        world.group_count = count
 
 
 def classes_to_wrap(model: Any) -> list[str]:

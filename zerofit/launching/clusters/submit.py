@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import Rendezvous
-from zerofit.core.capture import for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.overrides import FLAGS
-from zerofit.core.plan import GROUP_FLAGS, Plan, plan_to_json
+from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
 from zerofit.launching.clusters.job import (
@@ -37,6 +35,7 @@ from zerofit.launching.clusters.job import (
     submitted_to_json,
     variables_to_pass,
 )
+from zerofit.launching.clusters.plan_for_cluster import plan_for_cluster
 from zerofit.launching.clusters.run_time import RunTime, run_time, time_sentences
 from zerofit.launching.launch import check_rules
 from zerofit.launching.run_folder import (
@@ -51,19 +50,17 @@ from zerofit.launching.run_folder import (
 )
 from zerofit.launching.start import PlannedLaunch
 from zerofit.machine.this_node import probe_machine
-from zerofit.machine.versions import check_libraries, probe_versions
+from zerofit.machine.versions import check_libraries
 from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.planning.resolve import Verb, own_environment, resolve
-from zerofit.planning.sources.settings import check_capture_limit, check_model_flags, check_none_ignored
-from zerofit.scripts.capture.errors import INSTEAD
-from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import script_name, script_of, script_path
+from zerofit.scripts.target import script_name, script_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from zerofit.launching.clusters.job import Resources
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
 
@@ -166,88 +163,32 @@ def submit(
         observer=observer,
         **settings,
     )
-    target = spec.target or ()
-    _check_flags_of(engine, flags)
-    _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
-    _check_no_secrets(target)
-    scheduler = ENGINES[engine]
-    scheduler.check(flags)
-    check_no_deepspeed_env(Path.cwd(), Path.home())
-    shares_disks = engine is ClusterEngine.SLURM
-    names = variables_to_pass(os.environ, flags.env, shares_disks=shares_disks)
-    check_run_dir(Path(run_dir))
-    if engine is ClusterEngine.SLURM:
-        slurm.check_folders(Path.cwd(), Path(run_dir).absolute())
-    if not (dry_run or write_only):
-        check_client(scheduler.CLIENT)
+    _check_before_planning(spec, engine, flags, Path(run_dir), submits=not (dry_run or write_only))
     check_libraries(observer)
-    planned = _plan(spec, observer)
-    plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if spec.on_cpu else planned
-    way = resume_way(plan.capture, target=target)
-    plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
-    to_launch = PlannedLaunch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
-    check_rules(to_launch, observer)
-    if flags.max_requeues and (
-        why_not := _why_not_restarted(engine, flags, script_of(target), can_resume=way.is_known)
-    ):
-        observer.say(f"{why_not} is not restarted")
-        flags = replace(flags, max_requeues=0)
-    if (lost := _lost_output_folder(plan, engine, flags)) is not None:
-        observer.say(lost)
-    time = run_time(plan, target)
+    planned = plan_for_cluster(spec, observer)
+    plan = _plan_for_nodes(planned, spec, is_checked=is_checked)
+    check_rules(_launch_on_nodes(plan, spec), observer)
+    flags = _flags_for(plan, engine, flags, spec, observer)
+    time = run_time(plan, spec.target or ())
     resources = resources_of(planned, wall_time_s=time.wall_time_s, on_cpu=plan.topology.on_cpu)
+    if flags.wall_time_s is None:
+        _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
+    begins = run_folder if dry_run else new_run_folder
+    folder = begins(Path(run_dir), target=script_name(spec.target or ()), at=datetime.now())
     sentences = time_sentences(
         time, said_s=flags.wall_time_s, default=_DEFAULT_LIMITS[engine], restarts=bool(flags.max_requeues)
     )
-    if flags.wall_time_s is None:
-        _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
-    folder = (run_folder if dry_run else new_run_folder)(
-        Path(run_dir), target=script_name(target), at=datetime.now()
-    )
-    submission = Submission(
-        job=Job(
-            run=folder.path.name,
-            target=target,
-            work_dir=os.getcwd() if shares_disks else None,
-            run_folder=scheduler.run_folder(folder.path, flags),
-            engine=engine.value,
-            num_nodes=plan.topology.num_nodes,
-            code_digest=code_digest(target),
-            max_requeues=flags.max_requeues,
-            join_limit_s=scheduler.JOIN_LIMIT_S if flags.join_limit_s is None else flags.join_limit_s,
-        ),
-        plan=plan,
-        resources=resources,
-        flags=flags,
-        folder=folder.path,
-        environment={name: os.environ[name] for name in names},
-        gpus=spec.gpus,
-        python=sys.executable if shares_disks else "python",
-        comments=tuple(" ".join(sentence.split()) for sentence in sentences),
-    )
-    if plan.topology.on_cpu:
-        observer.say("--cpu: host memory is requested as for the plan on GPUs, but no GPU")
-    elif (flag := _GPU_TYPE_FLAG.get(engine)) and not _names_gpu_type(flags):
-        observer.say(f"the job may get any type of GPU: {flag} names the one that the plan is for")
-    for sentence in sentences:
-        observer.say(sentence)
-    try:
-        rendered: Rendered = scheduler.render(submission)
-    except UserError:
-        if not dry_run:
-            shutil.rmtree(folder.path)
-        raise
-    files = {
-        folder.plan: plan_to_json(plan),
-        folder.path / JOB_FILE: job_to_json(submission.job),
-        **rendered.files,
-    }
-    for warning in rendered.warnings:
-        observer.say(warning)
+    submission = _submission(spec, plan, engine, flags, resources, folder, comments=sentences)
+    _tell(submission, engine, sentences, observer)
+    rendered = _rendered(submission, engine, folder, dry_run=dry_run, observer=observer)
     run = SubmittedRun(
         plan=plan,
         folder=folder.path,
-        files=files,
+        files={
+            folder.plan: plan_to_json(plan),
+            folder.path / JOB_FILE: job_to_json(submission.job),
+            **rendered.files,
+        },
         command=shlex.join(rendered.command),
         job_id=None,
         time=time,
@@ -258,6 +199,119 @@ def submit(
     if write_only:
         return _write_job(run, folder, observer)
     return _submit_job(run, folder, rendered, engine, flags, observer)
+
+
+def _check_before_planning(
+    spec: RunSpec, engine: ClusterEngine, flags: ClusterFlags, run_dir: Path, *, submits: bool
+) -> None:
+    """Check the flags, folders and the client, which no plan could change."""
+    _check_flags_of(engine, flags)
+    _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
+    _check_no_secrets(spec.target or ())
+    scheduler = ENGINES[engine]
+    scheduler.check(flags)
+    check_no_deepspeed_env(Path.cwd(), Path.home())
+    _variables(engine, flags)
+    check_run_dir(run_dir)
+    if engine is ClusterEngine.SLURM:
+        slurm.check_folders(Path.cwd(), run_dir.absolute())
+    if submits:
+        check_client(scheduler.CLIENT)
+
+
+def _variables(engine: ClusterEngine, flags: ClusterFlags) -> dict[str, str]:
+    """Return the variables of this process that the job gets."""
+    names = variables_to_pass(os.environ, flags.env, shares_disks=engine is ClusterEngine.SLURM)
+    return {name: os.environ[name] for name in names}
+
+
+def _plan_for_nodes(planned: Plan, spec: RunSpec, *, is_checked: bool) -> Plan:
+    """Return a plan as the nodes get it."""
+    plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if spec.on_cpu else planned
+    saves_when_told = resume_way(plan.capture, target=spec.target or ()).is_known
+    return replace(plan, is_checked=is_checked, saves_when_told=saves_when_told)
+
+
+def _launch_on_nodes(plan: Plan, spec: RunSpec) -> PlannedLaunch:
+    return PlannedLaunch(plan=plan, target=spec.target or (), rendezvous=Rendezvous(main_process_port=0))
+
+
+def _flags_for(
+    plan: Plan, engine: ClusterEngine, flags: ClusterFlags, spec: RunSpec, observer: Observer
+) -> ClusterFlags:
+    """Return the flags without restarts that would lose the run's work, and say what would be lost."""
+    script = script_of(spec.target or ())
+    why_not = _why_not_restarted(engine, flags, script, can_resume=plan.saves_when_told)
+    if flags.max_requeues and why_not:
+        observer.say(f"{why_not} is not restarted")
+        flags = replace(flags, max_requeues=0)
+    if (lost := _lost_output_folder(plan, engine, flags)) is not None:
+        observer.say(lost)
+    return flags
+
+
+def _submission(
+    spec: RunSpec,
+    plan: Plan,
+    engine: ClusterEngine,
+    flags: ClusterFlags,
+    resources: Resources,
+    folder: RunFolder,
+    *,
+    comments: Iterable[str],
+) -> Submission:
+    """Return what a scheduler renders as its job."""
+    scheduler, target = ENGINES[engine], spec.target or ()
+    shares_disks = engine is ClusterEngine.SLURM
+    job = Job(
+        run=folder.path.name,
+        target=target,
+        work_dir=os.getcwd() if shares_disks else None,
+        run_folder=scheduler.run_folder(folder.path, flags),
+        engine=engine.value,
+        num_nodes=plan.topology.num_nodes,
+        code_digest=code_digest(target),
+        max_requeues=flags.max_requeues,
+        join_limit_s=scheduler.JOIN_LIMIT_S if flags.join_limit_s is None else flags.join_limit_s,
+    )
+    return Submission(
+        job=job,
+        plan=plan,
+        resources=resources,
+        flags=flags,
+        folder=folder.path,
+        environment=_variables(engine, flags),
+        gpus=spec.gpus,
+        python=sys.executable if shares_disks else "python",
+        comments=tuple(" ".join(sentence.split()) for sentence in comments),
+    )
+
+
+def _tell(
+    submission: Submission, engine: ClusterEngine, sentences: Iterable[str], observer: Observer
+) -> None:
+    """Say which GPUs the job may get, and how long it may take."""
+    if submission.plan.topology.on_cpu:
+        observer.say("--cpu: host memory is requested as for the plan on GPUs, but no GPU")
+    elif (flag := _GPU_TYPE_FLAG.get(engine)) and not _names_gpu_type(submission.flags):
+        observer.say(f"the job may get any type of GPU: {flag} names the one that the plan is for")
+    for sentence in sentences:
+        observer.say(sentence)
+
+
+def _rendered(
+    submission: Submission, engine: ClusterEngine, folder: RunFolder, *, dry_run: bool, observer: Observer
+) -> Rendered:
+    """Return a scheduler's files and command for a job, and say its warnings."""
+    try:
+        rendered: Rendered = ENGINES[engine].render(submission)
+    except UserError:
+        if not dry_run:
+            shutil.rmtree(folder.path)
+        raise
+    for warning in rendered.warnings:
+        observer.say(warning)
+    return rendered
 
 
 def _names_gpu_type(flags: ClusterFlags) -> bool:
@@ -312,96 +366,6 @@ def _submit_job(
     observer.say(f"submitted as {engine.value} job {job_id}; run folder {folder.path}")
     observer.say(f"follow it: zerofit runs logs -f {typed_name(folder.path)}")
     return replace(run, job_id=job_id, is_written=True)
-
-
-def _plan(spec: RunSpec, observer: Observer) -> Plan:
-    from zerofit.planning.plan import (  # imports many modules
-        check_plans_alone,
-        on_machine,
-        plan_to_run,
-        ranks_to_plan,
-    )
-    from zerofit.planning.subject import captured_subject, describe
-
-    if spec.plan is not None or spec.options.model is not None:
-        check_capture_limit(spec.capture_limit_s, because="--plan" if spec.plan is not None else "--model")
-    if spec.options.model is not None:
-        check_plans_alone(spec, on_cpu=False, rehearses=True)
-    if spec.plan is not None:
-        return _given_plan(spec, spec.plan)
-    if spec.gpus is None:
-        raise UserError(
-            "gpus-missing",
-            "a plan for a cluster needs its GPUs",
-            found="no --gpus and no --plan",
-            why="the run is planned here, for the nodes it will use",
-            fix="set the GPUs of one node: --gpus 8xH100",
-        )
-    target, spec = spec.target or (), on_machine(spec)
-    ranks_to_plan(spec)
-    if spec.options.model is not None:
-        named = describe(spec.options, versions=probe_versions(), script=script_path(target))
-        plan, *_ = plan_to_run(spec, named, observer=observer)
-        return plan
-    check_model_flags(spec.options)
-    assert spec.machine is not None
-    gpus = spec.machine.machine.gpus
-    with captured(target, limit_s=spec.capture_limit_s, gpus=gpus, instead=INSTEAD, observer=observer) as run:
-        subject = captured_subject(run, engine="" if spec.files is None else spec.files.engine)
-        observer.detail("\n".join(subject.lines))
-        plan, *_ = plan_to_run(spec, subject, observer=observer)
-    return replace(plan, capture=for_plan(run.capture))
-
-
-def _given_plan(spec: RunSpec, plan: Plan) -> Plan:
-    """Return the given plan, if it is for this run and no other settings were given."""
-    check_none_ignored(
-        spec.options, because="--plan", instead="leave out --plan, for a plan that is made here"
-    )
-    fields = {name: getattr(plan.strategy, name) for name in FLAGS}
-    fields |= {name: getattr(plan.topology, name) for name in GROUP_FLAGS}
-    overrides = spec.overrides
-    said = dict.fromkeys(  # a line's files may say what the plan was made with
-        overrides.where(name)
-        for name, value in fields.items()
-        if overrides.has(name) and not (overrides.is_in_file(name) and overrides.get(name) == value)
-    )
-    if said:
-        raise UserError(
-            "plan-and-strategy",
-            "the plan has a complete strategy",
-            found=f"{', '.join(said)} with --plan",
-            why="nodes follow the plan unchanged",
-            fix=f"leave out {', '.join(said)}, or --plan for a plan that is made here",
-        )
-    num_nodes = overrides.get("num_nodes")
-    if num_nodes not in (None, plan.topology.num_nodes):
-        raise UserError(
-            "plan-for-other-nodes",
-            "the plan is for another number of nodes",
-            found=f"--nodes {num_nodes} with a plan for {plan.topology.num_nodes}",
-            why="batches and memory of a plan depend on its number of ranks",
-            fix="leave out --nodes, or make a plan for this number",
-        )
-    if overrides.get("world_size") not in (None, plan.topology.world_size):
-        raise UserError(
-            "plan-for-other-ranks",
-            "the plan is for another number of ranks",
-            found=f"{overrides.where('world_size')} sets {overrides.get('world_size')} ranks, and the plan "
-            f"is for {plan.topology.world_size}",
-            why="batches and memory of a plan depend on its number of ranks",
-            fix="leave the number out, or make a plan for it",
-        )
-    if spec.has_plan_of_other_run and plan.capture is not None:
-        was, runs = (shlex.join(masked(target)) for target in (plan.capture.target, spec.target or ()))
-        raise UserError(
-            "plan-of-another-run",
-            "the plan file is for another command line",
-            found=f"it was made for `{was}`, but this is `{runs}`",
-            why="the micro-batch and the memory of a plan are for one model and its batches",
-            fix="leave out --plan, for a plan that is made here",
-        )
-    return plan
 
 
 _SCHEDULERS_OF = {

@@ -15,12 +15,14 @@ from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from zerofit.configs.write.command import Rendezvous
     from zerofit.core.facts import Machine
     from zerofit.core.plan import Plan
+    from zerofit.generation.prompts import Tokens
     from zerofit.launching.generate.run import GenerationRun
+    from zerofit.launching.generate.settings import GenerationSettings
     from zerofit.models.source import ModelSource
     from zerofit.models.trace.generation import GenerateCall, GenerationTrace
     from zerofit.planning.generation import GenerationPlan
@@ -126,15 +128,12 @@ def generate_file(
     """
     # Imported here: they load much code, which --help does not need.
     from zerofit.generation.lockstep import check_assistant
-    from zerofit.generation.prompts import check_lengths
     from zerofit.launching.checks import check_nvme_path
-    from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
     from zerofit.launching.generate import prompts as prompt_files
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import given_settings, whole_settings
     from zerofit.machine.versions import check_libraries
-    from zerofit.models.trace.generation import GenerateCall
     from zerofit.planning.generation import generation_table
     from zerofit.planning.resolve import Verb, resolve
 
@@ -163,50 +162,32 @@ def generate_file(
     output.check_out(out)
     check_libraries(observer)
     lines = prompt_files.read_prompts_file(prompts)
-    folder = models.find_model(model)
-    tokenizer_folder = models.find_tokenizer(tokenizer, model=folder, model_text=model)
-    source, config = models.source_for_generation(model, folder, trust_remote_code=trust_remote_code)
-    loaded = models.load_tokenizer(
-        tokenizer_folder, chat_template=chat_template, trust_remote_code=trust_remote_code
-    )
-    whole = whole_settings(given, folder=folder, config=config, tokenizer=loaded)
+    parts = _read_model(model, tokenizer, chat_template, trust_remote_code=trust_remote_code)
+    whole = whole_settings(given, folder=parts.folder, config=parts.config, tokenizer=parts.tokenizer)
     with _in_flags():
         check_assistant(whole.call, batch_size=batch_size or len(lines))
-    tokens = prompt_files.tokenized(lines, loaded, as_chat=chat)
-    positions = models.positions_for_generation(source.facts, config)
-    with _in_flags():
-        check_lengths(
-            tokens,
-            [whole.max_new_tokens] * len(tokens),
-            positions.less(whole.call.config.prompt_lookup_num_tokens or 0),
-            is_encoder_decoder=bool(config.is_encoder_decoder),
-        )
+    tokens = prompt_files.tokenized(lines, parts.tokenizer, as_chat=chat)
+    _check_lengths(tokens, whole, parts)
     machine = _machine(spec)
     # Each batch has its own seed: resumed sampling must use the original batches.
     earlier = output.kept_batch_size(out) if whole.samples and batch_size is None else None
     spec = spec if earlier is None else spec.setting("--resume", micro_batch_size=earlier)
-    call = GenerateCall(
-        prompt_length=max(map(len, tokens)),
-        max_new_tokens=whole.max_new_tokens,
-        num_beams=whole.call.config.num_beams or 1,
-        num_return_sequences=whole.call.num_return_sequences,
-        samples=whole.samples,
-    )
-    planned = _planned(source, call, machine, spec, num_prompts=len(lines), gather=Gather(gather))
+    call = _call(tokens, whole)
+    planned = _planned(parts.source, call, machine, spec, num_prompts=len(lines), gather=Gather(gather))
     observer.show(f"{generation_table(planned)}\n")
     _check_fit(planned, spec, is_resumed=earlier is not None)
     plan = planned.as_plan()
     if gpus is None:
         check_nvme_path(plan)
     run = GenerationRun(
-        model=folder,
-        tokenizer=tokenizer_folder,
+        model=parts.folder,
+        tokenizer=parts.tokenizer_folder,
         trust_remote_code=trust_remote_code,
         lines=lines,
         prompts=tokens,
         settings=whole,
         plan=plan,
-        largest_parameter=source.facts.largest_parameter,
+        largest_parameter=parts.source.facts.largest_parameter,
         gather=Gather(gather),
         seed=seed,
         out=out,
@@ -216,6 +197,64 @@ def generate_file(
     if num_done := run.count_done():
         observer.say(f"{num_done} of {len(lines)} prompts are already done")
     return _start(run, run_dir, dry_run=dry_run, observer=observer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """A model's folder and what was read from it."""
+
+    folder: Path
+    tokenizer_folder: Path
+    source: ModelSource
+    config: Any
+    """transformers' PretrainedConfig."""
+    tokenizer: Any
+    """transformers' PreTrainedTokenizerBase."""
+
+
+def _read_model(
+    model: str, tokenizer: str | None, chat_template: Path | None, *, trust_remote_code: bool
+) -> _Model:
+    """Find a model and its tokenizer, and read what its weights don't contain."""
+    from zerofit.launching.generate import model as models
+
+    folder = models.find_model(model)
+    tokenizer_folder = models.find_tokenizer(tokenizer, model=folder, model_text=model)
+    source, config = models.source_for_generation(model, folder, trust_remote_code=trust_remote_code)
+    loaded = models.load_tokenizer(
+        tokenizer_folder, chat_template=chat_template, trust_remote_code=trust_remote_code
+    )
+    return _Model(
+        folder=folder, tokenizer_folder=tokenizer_folder, source=source, config=config, tokenizer=loaded
+    )
+
+
+def _check_lengths(tokens: Sequence[Tokens], whole: GenerationSettings, parts: _Model) -> None:
+    """Check that each prompt and its completion fit into the model's positions."""
+    from zerofit.generation.prompts import check_lengths
+    from zerofit.launching.generate.model import positions_for_generation
+
+    positions = positions_for_generation(parts.source.facts, parts.config)
+    with _in_flags():
+        check_lengths(
+            tokens,
+            [whole.max_new_tokens] * len(tokens),
+            positions.less(whole.call.config.prompt_lookup_num_tokens or 0),
+            is_encoder_decoder=bool(parts.config.is_encoder_decoder),
+        )
+
+
+def _call(tokens: Sequence[Tokens], whole: GenerationSettings) -> GenerateCall:
+    """Return the largest call of model.generate, which the plan is for."""
+    from zerofit.models.trace.generation import GenerateCall
+
+    return GenerateCall(
+        prompt_length=max(map(len, tokens)),
+        max_new_tokens=whole.max_new_tokens,
+        num_beams=whole.call.config.num_beams or 1,
+        num_return_sequences=whole.call.num_return_sequences,
+        samples=whole.samples,
+    )
 
 
 def _check_nodes(spec: RunSpec, out: str) -> None:

@@ -11,41 +11,38 @@ from zerofit.checking.engine import check
 from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
     IN_DEEPSPEED_FILE,
+    OTHER_PARADIGMS,
+    LaunchLayers,
     finite_number,
+    ineffective_flags,
     whole_number,
 )
+from zerofit.checking.inputs.fsdp import read_fsdp
+from zerofit.checking.inputs.fsdp_words import words_of_accelerate
 from zerofit.checking.inputs.situations import situations
+from zerofit.checking.inputs.zerofit_line import PLANNED_FIELDS
 from zerofit.checking.read_targets import inline_json, read_targets
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules.accelerate.file import REFUSED_BY_ACCELERATE
-from zerofit.checking.rules.deepspeed.values import REFUSED_BY_DEEPSPEED
-from zerofit.checking.rules.launch.files import RULES as FILE_RULES
+from zerofit.checking.rules import ON_READING
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.overrides import Overrides
+from zerofit.core.overrides import OF_FSDP2, Overrides, with_engine_of
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Precision
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.sources.launch_line import fsdp_refused
+from zerofit.planning.sources.engine_change import changed_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.checking.situation import RunSettings
+    from zerofit.checking.situation import RunSettings, Situation
     from zerofit.configs.document import Document
+    from zerofit.core.command import Flag, LaunchCommand
     from zerofit.planning.sources.nodes import Nodes
 
-_RULES = (*FILE_RULES, *REFUSED_BY_ACCELERATE, *REFUSED_BY_DEEPSPEED)
-"""Rules on files that the library that reads them refuses, so that half of one is never used."""
-_PLANNED_FIELDS = (
-    "engine",
-    "zero_stage",
-    "optimizer_offload",
-    "param_offload",
-    "nvme_path",
-    "tensor_parallel_size",
-    "sequence_parallel_size",
-)
-"""Settings that the planner chooses itself; precision, clipping and accumulation would change results."""
+_KEPT_OF_FSDP2 = ("engine", "state_dict_type", "dp_replicate_size")
+"""What a plan keeps of a file for FSDP: the engine, its checkpoints and its copies of the weights."""
+_PARADIGMS = ("cpu", "use_deepspeed", *OTHER_PARADIGMS)
+"""Flags of `accelerate launch` that decide which engine runs."""
 _NODE_KEYS = {
     "num_processes": "num_processes",
     "machine_rank": "machine_rank",
@@ -93,6 +90,10 @@ class ConfigFiles:
     """Keys of a DeepSpeed file that are not imported."""
     by_script: tuple[str, ...]
     """Fields of Strategy that a DeepSpeed file leaves to the script, by "auto"."""
+    notes: tuple[str, ...] = ()
+    """What was translated for another engine or version, and what was left out; one sentence each."""
+    ignored: tuple[Flag, ...] = ()
+    """Flags of the line of `accelerate launch` with these files in whose place the files decide."""
 
     @property
     def line(self) -> str:
@@ -107,7 +108,13 @@ class ConfigFiles:
 
 
 def read_config_files(
-    *, config_file: str | None, deepspeed_file: str | None, takes_default: bool
+    *,
+    config_file: str | None,
+    deepspeed_file: str | None,
+    takes_default: bool,
+    line: LaunchCommand | None = None,
+    is_of_line: bool = False,
+    num_nodes: int | None = None,
 ) -> ConfigFiles | None:
     """Return the settings in the files; None if there is none.
 
@@ -115,9 +122,12 @@ def read_config_files(
         config_file: of `accelerate config`.
         deepspeed_file: DeepSpeed's JSON.
         takes_default: True to read the file in accelerate's cache if `config_file` is None.
+        line: of `accelerate launch`, if the run is given as one.
+        is_of_line: True if this line names the files, so that its flags decide which engine runs.
+        num_nodes: the flag that overrides the file's number of nodes.
 
     Raises:
-        UserError: a file requests FSDP.
+        UserError: a file has a setting of FSDP that accelerate refuses, or that has no counterpart.
         ExceptionGroup: of a UserError for each file that does not exist or can't be parsed, and for what
             accelerate or DeepSpeed refuses in one.
     """
@@ -125,7 +135,11 @@ def read_config_files(
         return None
     words = ["accelerate", "launch"]
     words += [] if config_file is None else ["--config_file", config_file]
-    words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
+    words += [] if deepspeed_file is None else ["--deepspeed_config_file", deepspeed_file]
+    if line is not None and is_of_line:
+        words += [flag.text for flag in line.flags if flag.name in _PARADIGMS]
+    elif deepspeed_file is not None:
+        words.append("--use_deepspeed")
     targets = read_targets(
         words, schemas=load_schemas(probe_versions()), stdin=io.BytesIO().read, reads_default=takes_default
     )
@@ -139,24 +153,27 @@ def read_config_files(
         ),
         broken=situation.broken if is_named else (),
     )
-    if errors := check(checked, rules=_RULES).of(Severity.ERROR):
+    if errors := check(checked, rules=ON_READING).of(Severity.ERROR):
         raise ExceptionGroup("files that can't be read", [error.as_error() for error in errors])
-    accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed)
+    engine = situation.settings.engine
+    runs_deepspeed = engine is None or engine.value is Engine.DEEPSPEED
+    accelerate, deepspeed = files = (situation.accelerate, situation.deepspeed if runs_deepspeed else None)
     documents = [file for file in files if file is not None]
     if not documents:
         return None
-    is_fsdp = accelerate is not None and accelerate.value("distributed_type") == "FSDP"
-    if is_fsdp and config_file is not None and deepspeed_file is None:
-        raise fsdp_refused(
-            f"distributed_type: FSDP   ({config_file})",
-            fix=f"set ranks and precision by flags instead of {config_file}",
-        )
+    used = None if accelerate is None or deepspeed_file is not None else accelerate
+    fsdp_words = None if used is None else words_of_accelerate(used, line=line, num_nodes=num_nodes)
+    fsdp = None if fsdp_words is None else read_fsdp(fsdp_words)
     said = {
         **_settings(situation.settings, documents[0]),
-        **_numbers(*files),
+        **(_numbers(*files) if runs_deepspeed else {}),
         **_groups(*files),
+        **(fsdp.said if fsdp is not None else {}),
     }
-    engine = said.get("engine")
+    has_engine = engine is not None and runs_deepspeed  # accelerate then hands use_cpu on to no rank
+    is_for_cpu = accelerate is not None and accelerate.value("use_cpu") is True
+    if deepspeed is None and engine is not None and engine.place is None:  # by a flag of the line
+        said = {name: value for name, value in said.items() if value.place is not None}
     placed = {
         name: replace(value, place=value.place or Place(file=documents[0].name, line=0))
         for name, value in said.items()
@@ -166,13 +183,28 @@ def read_config_files(
         overrides=Overrides(said=placed),
         buckets=_buckets(deepspeed),
         nodes=_nodes(accelerate),
-        on_cpu=accelerate is not None and accelerate.value("use_cpu") is True,
-        engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
-        left_out=_left_out(deepspeed) if deepspeed else (),
+        on_cpu=is_for_cpu and not has_engine,
+        engine="FSDP" if fsdp is not None else _engine_words(said),
+        left_out=(
+            *(("use_cpu",) if is_for_cpu and has_engine else ()),
+            *(_left_out(deepspeed) if deepspeed else ()),
+        ),
         by_script=tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
         if deepspeed
         else (),
+        ignored=() if line is None else _ignored(line, situation),
+        notes=() if fsdp is None else fsdp.notes,
     )
+
+
+def _ignored(line: LaunchCommand, situation: Situation) -> tuple[Flag, ...]:
+    """Return the flags of a line that accelerate ignores with its files, or in whose place one decides."""
+    command = situation.command
+    if command is None:
+        return ()
+    own = tuple(flag for flag in line.flags if flag.name not in _PARADIGMS)
+    layers = LaunchLayers(file=situation.accelerate, command=replace(command, flags=(*command.flags, *own)))
+    return ineffective_flags(layers, situation.deepspeed)
 
 
 def _missing(config_file: str | None, deepspeed_file: str | None) -> list[Said[str]]:
@@ -182,18 +214,33 @@ def _missing(config_file: str | None, deepspeed_file: str | None) -> list[Said[s
     return [Said(value=name, text=name) for name in names if name is not None and not os.path.exists(name)]
 
 
-def with_files(said: Overrides, files: ConfigFiles, *, is_planned: bool) -> Overrides:
-    """Return overrides completed by those of files.
+def with_files(
+    said: Overrides, files: ConfigFiles, *, is_planned: bool, has_strategy: bool = False
+) -> tuple[Overrides, tuple[str, ...]]:
+    """Return overrides completed by those of files, and sentences on settings for another engine.
 
     Args:
         said: from flags, which take precedence.
         files: the settings of the files.
         is_planned: True if zerofit, a preset or a plan chooses the strategy instead of the files.
+        has_strategy: True if a preset or a plan chooses it.
     """
-    both = said.over(files.overrides)
-    if is_planned or said.get("engine") is Engine.NATIVE:
-        both = both.without(name for name in _PLANNED_FIELDS if not said.has(name))
-    return both
+    engine, of_files = _engine_of(said), files.overrides.get("engine")
+    keeps = of_files is Engine.FSDP2 and engine in (None, Engine.FSDP2) and not has_strategy
+    if is_planned or (engine is Engine.NATIVE and of_files is not Engine.FSDP2):
+        dropped = {*PLANNED_FIELDS, *OF_FSDP2} - {*(_KEPT_OF_FSDP2 if keeps else ())}
+        both = said.over(files.overrides)
+        return both.without(name for name in dropped if not said.has(name)), ()
+    if engine is None or engine is of_files:
+        return said.over(files.overrides), ()
+    changed, notes = changed_engine(files.overrides, to=engine, buckets=tuple(files.buckets))
+    return said.over(changed), notes
+
+
+def _engine_of(said: Overrides) -> Engine | None:
+    """Return the engine that flags ask for, in words, by a stage of ZeRO or a setting of FSDP2."""
+    engine: Engine | None = with_engine_of(said).get("engine")
+    return Engine.DEEPSPEED if engine is None and said.get("zero_stage") else engine
 
 
 def nodes_with_files(nodes: Nodes, files: ConfigFiles, *, on_cpu: bool) -> Nodes:
@@ -305,7 +352,7 @@ def _buckets(file: Document | None) -> dict[str, int | str]:
 
 def _engine_words(said: dict[str, Said[Any]]) -> str:
     """Return the engine and its offload, with the file: "DeepSpeed ZeRO-3, offload cpu (acc.yaml)"."""
-    if said["engine"].value is not Engine.DEEPSPEED:
+    if "engine" not in said or said["engine"].value is not Engine.DEEPSPEED:
         return ""
     stage = f" ZeRO-{said['zero_stage'].value.value}" if "zero_stage" in said else ""
     offloads = {said[name].value.value for name in ("optimizer_offload", "param_offload") if name in said}

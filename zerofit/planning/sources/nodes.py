@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """A host's name or address, without characters special to a shell or ssh."""
-RANK_FOR_EACH_GPU = 0
-"""A value of `ranks_per_node`: torchrun's `--nproc-per-node gpu`."""
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})")
 
 

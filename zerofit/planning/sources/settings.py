@@ -28,7 +28,7 @@ from zerofit.planning.sources.nodes import Nodes
 from zerofit.planning.sources.typed_line import TypedLine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 
 _OF_A_MODEL = {
@@ -155,6 +155,10 @@ class Settings:
     on_cpu: bool = False
     typed: TypedLine = _NO_LINE
     """The command line; empty if there was none."""
+
+    def without(self, names: Collection[str]) -> Settings:
+        """Return the settings without some overrides and their flags."""
+        return replace(self, overrides=self.overrides.without(names), typed=self.typed.without(names))
 
 
 def by_field(settings: Mapping[str, Any]) -> dict[str, Any]:

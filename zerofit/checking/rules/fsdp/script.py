@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.fsdp import truth_of
+from zerofit.checking.inputs.fsdp_run import truth_of
 from zerofit.checking.rule import (
     ACCELERATE,
     HANGS,
@@ -26,7 +26,7 @@ from zerofit.scripts.facts import Action
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.checking.inputs.fsdp_run import FsdpRun
     from zerofit.checking.rule import Hit
     from zerofit.checking.situation import Situation
 
@@ -47,7 +47,7 @@ _RUNS = (Action.FORWARD, Action.GENERATE)
     evidence=fails("a model and optimizer must be passed together to `Accelerator.prepare()`"),
 )
 @under_fsdp(version=2)
-def _apart(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _apart(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models and not call.has_optimizer:
             yield hit(call.seen, " without an optimizer")
@@ -63,7 +63,7 @@ def _apart(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("Only one model is supported when using FSDP2"),
 )
 @under_fsdp(version=2)
-def _several(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _several(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models > 1:
             yield hit(call.seen)
@@ -81,7 +81,7 @@ def _several(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     ),
 )
 @under_fsdp(version=2)
-def _optimizer(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _optimizer(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = situation.settings.optimizer
     entry = entry_of(said.value) if said is not None and said.value is not None else None
     if said is not None and entry is not None and not entry.takes_dtensors:
@@ -98,7 +98,7 @@ def _optimizer(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=HANGS,
 )
 @under_fsdp()
-def _on_one_rank(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _on_one_rank(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     script = situation.script
     saves = (Action.SAVE_MODEL,) if script is not None and script.route is Route.ACCELERATE else ()
     for call in unguarded_calls(situation, *_RUNS, Action.GET_STATE_DICT, *saves):
@@ -116,7 +116,7 @@ def _on_one_rank(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=HANGS,
 )
 @under_fsdp()
-def _checkpoint_on_one_rank(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _checkpoint_on_one_rank(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.SAVE_STATE):
         if call.one_rank is not None:
             yield hit_under_condition(call)
@@ -133,7 +133,7 @@ def _checkpoint_on_one_rank(situation: Situation, fsdp: FsdpSettings) -> Iterato
     evidence=fails("Attempted to access the data pointer on an invalid python storage"),
 )
 @under_fsdp(version=2)
-def _saves_shards(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _saves_shards(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     behind = {Action.SAVE_PRETRAINED: " without state_dict=", Action.STATE_DICT: " of a sharded model"}
     for call in unguarded_calls(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
         if call.state in OF_ENGINE and not call.given & {"state_dict", "**"}:
@@ -150,7 +150,7 @@ def _saves_shards(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("got mixed torch.Tensor and DTensor"),
 )
 @under_fsdp(version=2)
-def _loads_late(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _loads_late(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.LOAD_STATE_DICT):
         if call.state in OF_ENGINE:
             yield hit(call.seen, " after prepare()")
@@ -166,7 +166,7 @@ def _loads_late(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("got mixed torch.Tensor and DTensor"),
 )
 @under_fsdp(version=2)
-def _resizes_late(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _resizes_late(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.RESIZE):
         if call.state in OF_ENGINE:
             yield hit(call.seen, " after prepare()")
@@ -182,7 +182,7 @@ def _resizes_late(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=HANGS,
 )
 @under_fsdp()
-def _generates_out_of_step(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _generates_out_of_step(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.GENERATE):
         synced = call.keyword("synced_gpus")
         if synced is not None and synced.value is False and call.state in OF_ENGINE and not call.one_rank:
@@ -199,7 +199,7 @@ def _generates_out_of_step(situation: Situation, fsdp: FsdpSettings) -> Iterator
     evidence=fails("do not support `clip_grad_value_`"),
 )
 @under_fsdp()
-def _clips_values(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _clips_values(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.CLIP_VALUE):
         yield hit(call.seen, " with FSDP")
 
@@ -214,7 +214,7 @@ def _clips_values(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=Reproduction(outcome=Effect.COSTS, observed=(("checkpointed_blocks", 2),)),
 )
 @under_fsdp()
-def _blocks_twice(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _blocks_twice(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find("activation_checkpointing")
     if said is not None and truth_of(said.value) is True and situation.route is not Route.TRAINER:
         for call in unguarded_calls(situation, Action.CHECKPOINT_ACTIVATIONS):
@@ -231,7 +231,7 @@ def _blocks_twice(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=ignored(("whole_types", ["uint8"])),
 )
 @under_fsdp()
-def _whole_quantized(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _whole_quantized(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.QUANTIZE):
         bits, storage = call.keyword("load_in_4bit"), call.keyword("bnb_4bit_quant_storage")
         is_open = "bnb_4bit_quant_storage" in call.given and storage is None

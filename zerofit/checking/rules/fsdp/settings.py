@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import launch_of
-from zerofit.checking.inputs.fsdp import (
+from zerofit.checking.inputs.fsdp_run import (
     FSDP_SECTION,
     PREFIX,
     FsdpSource,
@@ -24,7 +24,7 @@ from zerofit.scripts.facts import Action
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.checking.inputs.fsdp_run import FsdpRun
     from zerofit.checking.situation import Situation
 
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
@@ -36,7 +36,7 @@ _KEEPS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2", "2", "5"
 
 def under_fsdp(
     *sources: FsdpSource, version: int | None = None
-) -> Callable[[Callable[[Situation, FsdpSettings], Iterator[Hit]]], Callable[[Situation], Iterator[Hit]]]:
+) -> Callable[[Callable[[Situation, FsdpRun], Iterator[Hit]]], Callable[[Situation], Iterator[Hit]]]:
     """Return a decorator that restricts a predicate to runs under FSDP, and passes their settings.
 
     Args:
@@ -45,7 +45,7 @@ def under_fsdp(
     """
 
     def decorate(
-        find: Callable[[Situation, FsdpSettings], Iterator[Hit]],
+        find: Callable[[Situation, FsdpRun], Iterator[Hit]],
     ) -> Callable[[Situation], Iterator[Hit]]:
         def found(situation: Situation) -> Iterator[Hit]:
             fsdp = fsdp_of(situation)
@@ -70,7 +70,7 @@ def under_fsdp(
     evidence=fails("Invalid auto wrap policy: TRANSFORMER_WRAP"),
 )
 @under_fsdp()
-def _refused_values(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _refused_values(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     flags = known(situation.schemas, "the flags of accelerate launch").accelerate_launch.root
     for name, said in fsdp.said.items():
         key = flags.find(f"{PREFIX}{name}")
@@ -103,7 +103,7 @@ _UNREAD = {
     evidence=fails("invalid truth value full_shard"),
 )
 @under_fsdp(version=2)
-def _named_resharding(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _named_resharding(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find("reshard_after_forward")
     if said is not None and truth_of(said.value) is None and is_literal(str(said.value)):
         right = "false" if str(said.value).upper() in _KEEPS else "true"
@@ -121,7 +121,7 @@ def _named_resharding(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]
     evidence=ignored(("reshards_after_forward", True)),
 )
 @under_fsdp(FsdpSource.LAUNCH, FsdpSource.PLUGIN, version=2)
-def _lost_strategy(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _lost_strategy(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said, resharding = fsdp.find("sharding_strategy"), fsdp.find("reshard_after_forward")
     if said is None or str(said.value).upper() in _FULL or not is_literal(str(said.value)):
         return
@@ -140,7 +140,7 @@ def _lost_strategy(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=ignored(not_reproduced="needs a GPU: FSDP 1 takes no CPU ranks"),
 )
 @under_fsdp(version=1)
-def _lost_resharding(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _lost_resharding(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said, strategy = fsdp.find("reshard_after_forward"), fsdp.find("sharding_strategy")
     if said is None or not is_literal(str(said.value)) or not fsdp.is_complete:
         return
@@ -160,7 +160,7 @@ def _lost_resharding(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("forward_prefetch is not yet implemented in FSDP2"),
 )
 @under_fsdp(FsdpSource.PLUGIN, version=2)
-def _forward_prefetch(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _forward_prefetch(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     # What the launcher sets is not passed to the plugin, and has no effect.
     for call in unguarded_calls(situation, Action.MAKE_FSDP_PLUGIN):
         keyword = call.keyword("forward_prefetch")
@@ -178,7 +178,7 @@ def _forward_prefetch(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]
     evidence=fails("FSDP2 does not support LOCAL_STATE_DICT"),
 )
 @under_fsdp(version=2)
-def _local_state_dict(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _local_state_dict(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find("state_dict_type")
     if said is not None and str(said.value).upper() in ("LOCAL_STATE_DICT", "2"):
         yield hit_of(said, " with FSDP 2")
@@ -195,7 +195,7 @@ def _local_state_dict(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]
     evidence=fails("When using `--fsdp_cpu_ram_efficient_loading` set `--fsdp_sync_module_states`"),
 )
 @under_fsdp(FsdpSource.LAUNCH)
-def _efficient_without_sync(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _efficient_without_sync(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     loading, sync = fsdp.find("cpu_ram_efficient_loading"), fsdp.find("sync_module_states")
     # The launcher tests values as Python does: the text "false", also of a flag, is true.
     is_on = loading is None or bool(loading.value)
@@ -213,7 +213,7 @@ def _efficient_without_sync(situation: Situation, fsdp: FsdpSettings) -> Iterato
     evidence=fails("`activation_checkpointing_offload=True` requires `activation_checkpointing=True`"),
 )
 @under_fsdp(FsdpSource.LAUNCH, FsdpSource.PLUGIN)
-def _offload_alone(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _offload_alone(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said, checkpointing = fsdp.find("activation_checkpointing_offload"), fsdp.find("activation_checkpointing")
     if said is None or truth_of(said.value) is not True:
         return

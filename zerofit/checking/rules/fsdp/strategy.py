@@ -14,7 +14,7 @@ from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.checking.situation import Situation
+    from zerofit.checking.situation import RankCounts, Situation
 
 _DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 _OFFLOAD = f"{_DOCS}#torch.distributed.fsdp.CPUOffloadPolicy"
@@ -142,6 +142,28 @@ def _uneven_copies(situation: Situation) -> Iterator[Hit]:
     groups = math.prod(size for kind, size in ranks.group_sizes.items() if kind != "sequence")
     if ranks.world_size % groups == 0 and (ranks.world_size // groups) % ranks.dp_replicate_size:
         yield Hit(found=f"{ranks.text} with --dp-replicate-size {ranks.dp_replicate_size}")
+
+
+@Rule(
+    id="hybrid-shards-of-one-rank",
+    severity=Severity.ERROR,
+    summary="hybrid sharding with a copy for each rank shards nothing",
+    why="accelerate refuses FSDP2 without ranks to shard over; DDP keeps a copy on each rank",
+    fix="set --dp-replicate-size to the number of nodes, or leave out --dp-replicate-size and {engine} fsdp2",
+    see=f"{ACCELERATE}/parallelism_config.py",
+    evidence=REFUSED,
+)
+def _no_shards(situation: Situation) -> Iterator[Hit]:
+    ranks = situation.ranks
+    if ranks is not None and 1 < ranks.dp_replicate_size == _replicas(ranks):
+        yield Hit(found=f"{ranks.text} with --dp-replicate-size {ranks.dp_replicate_size}")
+
+
+def _replicas(ranks: RankCounts) -> int:
+    """Return the ranks that train the same weights."""
+    return ranks.world_size // math.prod(
+        size for kind, size in ranks.group_sizes.items() if kind != "sequence"
+    )
 
 
 RULES = declared(globals())

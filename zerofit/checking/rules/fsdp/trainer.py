@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.fsdp import FSDP_SECTION, FsdpSource, truth_of, turns_on
+from zerofit.checking.inputs.fsdp_run import FSDP_SECTION, FsdpSource, truth_of, turns_on
 from zerofit.checking.rule import HANGS, Rule, Severity, declared, fails, hit_of, ignored
 from zerofit.checking.rules.fsdp.settings import under_fsdp
 from zerofit.checking.rules.script.hits import hit, hit_under_condition, least, unguarded_calls
@@ -18,7 +18,7 @@ from zerofit.scripts.facts import Action
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.checking.inputs.fsdp_run import FsdpRun
     from zerofit.checking.rule import Hit
     from zerofit.checking.situation import Situation
     from zerofit.core.setting import Said
@@ -71,7 +71,7 @@ def _config_alone(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(("reshards_after_forward", True)),
 )
 @under_fsdp(FsdpSource.TRAINER)
-def _unknown_keys(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _unknown_keys(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     fields = known(situation.schemas, "the fields of TrainingArguments").training_arguments.root
     key = fields.find(FSDP_SECTION)
     keys = [key.name for key in key.section.keys] if key and key.section else []
@@ -134,7 +134,7 @@ def _is_config_open(situation: Situation) -> bool:
     evidence=fails("Using --fsdp xxx together with --deepspeed is not possible"),
 )
 @under_fsdp(FsdpSource.TRAINER)
-def _with_deepspeed(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _with_deepspeed(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = situation.arguments.find("deepspeed")
     if said is not None and said.value:
         yield hit_of(fsdp.uses, f" with {said.text}")
@@ -150,7 +150,7 @@ def _with_deepspeed(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("Using fsdp only works in distributed training"),
 )
 @under_fsdp(FsdpSource.TRAINER)
-def _one_process(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _one_process(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     command = situation.command
     if command is not None and command.launcher is Launcher.PYTHON and command.runner is None:
         yield hit_of(fsdp.uses, f" with {command.program or 'python'}")
@@ -166,7 +166,7 @@ def _one_process(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("training argument can't both be set to True"),
 )
 @under_fsdp()
-def _checkpoints_twice(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _checkpoints_twice(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find("activation_checkpointing")
     own = next(filter(None, map(situation.arguments.find, _CHECKPOINTING)), None)
     if situation.route is not Route.TRAINER or said is None or own is None:
@@ -186,7 +186,7 @@ def _checkpoints_twice(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit
     evidence=fails("save_only_model option is not compatible with FSDP state dict type"),
 )
 @under_fsdp()
-def _only_sharded(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _only_sharded(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     kind, only = fsdp.state_dict_type, situation.arguments.find("save_only_model")
     if only is not None and only.value is True and kind is not None and kind.value == "SHARDED_STATE_DICT":
         yield hit_of(only, f" with {kind.text}")
@@ -202,7 +202,7 @@ def _only_sharded(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("FSDP can't be used with `save_only_model` along with `load_best_model_at_end`"),
 )
 @under_fsdp()
-def _best_of_models(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _best_of_models(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     only, best = map(situation.arguments.find, ("save_only_model", "load_best_model_at_end"))
     kind = fsdp.state_dict_type
     if only is None or best is None or only.value is not True or best.value is not True:
@@ -222,7 +222,7 @@ def _best_of_models(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=ignored(("left final", "not observed")),
 )
 @under_fsdp()
-def _saves_nothing(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _saves_nothing(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     script, kind = situation.script, fsdp.state_dict_type
     if situation.route is not Route.TRAINER or script is None or kind is None or _sets_type(situation):
         return
@@ -247,7 +247,7 @@ def _sets_type(situation: Situation) -> bool:
     evidence=fails("Passing `optimizers` is not allowed if PyTorch FSDP is enabled"),
 )
 @under_fsdp()
-def _passes_optimizer(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _passes_optimizer(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.MAKE_TRAINER):
         keyword = call.keyword("optimizers")
         if "optimizers" in call.given and (keyword is None or keyword.value not in (None, (None, None))):
@@ -264,7 +264,7 @@ def _passes_optimizer(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]
     evidence=HANGS,
 )
 @under_fsdp()
-def _saves_alone(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _saves_alone(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     script, kind = situation.script, fsdp.state_dict_type
     if script is None or script.route is not Route.TRAINER or (kind and kind.value != "FULL_STATE_DICT"):
         return

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import whole_number
-from zerofit.checking.inputs.fsdp import FsdpSource
+from zerofit.checking.inputs.fsdp_run import FsdpSource
 from zerofit.checking.inputs.model_family import model_families
 from zerofit.checking.rule import ACCELERATE, Effect, Reproduction, Rule, Severity, declared, fails, hit_of
 from zerofit.checking.rules.fsdp.settings import under_fsdp
@@ -20,7 +20,7 @@ from zerofit.core.upstream.model_code import block_classes, families_with_class,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.checking.inputs.fsdp_run import FsdpRun
     from zerofit.checking.rule import Hit
     from zerofit.checking.situation import Situation
 
@@ -34,7 +34,7 @@ _LEAST_SIMILARITY = 0.85
 """Of a misspelt class. ASSUMPTION: 0.85 recognizes LlamaDecodeLayer, and no two families' blocks as one."""
 
 
-def _policy(fsdp: FsdpSettings) -> str | None:
+def _policy(fsdp: FsdpRun) -> str | None:
     """Return the wrap policy, also by default; None if unknown."""
     said = fsdp.find(_POLICY)
     if said is not None:
@@ -58,7 +58,7 @@ def _is_whole(said: Said[object]) -> bool:
     evidence=Reproduction(outcome=Effect.COSTS, observed=(("units", 4),)),
 )
 @under_fsdp()
-def _no_units(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _no_units(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     policy, said, size = _policy(fsdp), fsdp.find(_POLICY), fsdp.find(_SIZE)
     if policy == _NONE:
         if said is not None:
@@ -69,7 +69,7 @@ def _no_units(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
         yield hit_of(said, f" with {size.text if size else 'no min_num_params'}")
 
 
-def _takes_no_size(fsdp: FsdpSettings, size: Said[object] | None) -> bool:
+def _takes_no_size(fsdp: FsdpRun, size: Said[object] | None) -> bool:
     """Return True if the least size of a unit is 0, which accelerate takes for none."""
     if size is not None:
         return whole_number(size.value) == 0
@@ -86,7 +86,7 @@ def _takes_no_size(fsdp: FsdpSettings, size: Said[object] | None) -> bool:
     evidence=fails("fully_shard does not support containers that do not implement forward: ModuleList"),
 )
 @under_fsdp(version=2)
-def _wraps_lists(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _wraps_lists(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said, size = fsdp.find(_POLICY), fsdp.find(_SIZE)
     if said is None or _policy(fsdp) != _BY_SIZE or _takes_no_size(fsdp, size):
         return
@@ -104,7 +104,7 @@ def _wraps_lists(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("invalid literal for int() with base 10: '1e8'"),
 )
 @under_fsdp(FsdpSource.LAUNCH)
-def _open_size(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _open_size(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     size = fsdp.find(_SIZE)
     is_read = _policy(fsdp) == _BY_SIZE and size is not None and size.place is not None
     if is_read and size is not None and is_literal(str(size.value)) and not _is_whole(size):
@@ -122,7 +122,7 @@ def _open_size(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("Could not find the transformer layer class ['LlamaDecoderLayer'] in the model"),
 )
 @under_fsdp(FsdpSource.LAUNCH)
-def _split_names(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _split_names(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find(_CLASSES)
     if said is None or _policy(fsdp) != _BY_CLASS:
         return
@@ -142,7 +142,7 @@ def _split_names(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
     evidence=fails("Could not find the transformer layer class LlamaDecodeLayer in the model"),
 )
 @under_fsdp()
-def _unknown_class(situation: Situation, fsdp: FsdpSettings) -> Iterator[Hit]:
+def _unknown_class(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find(_CLASSES)
     if said is None or _policy(fsdp) != _BY_CLASS or isinstance(said.value, dict):
         return

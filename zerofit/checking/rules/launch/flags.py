@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
     IN_DEEPSPEED_FILE,
+    fills_in,
     launch_of,
     launch_of_deepspeed,
     named_deepspeed_file,
@@ -229,7 +230,7 @@ def _is_ignored(file: Document, flag: Flag, path: tuple[str, ...]) -> bool:
         only_at_3 = flag.name == "zero3_save_16bit_model"
         return not does_nothing and not (only_at_3 and file.value("zero_optimization", "stage") != 3)
     if entry.plain == "auto":
-        return flag.name.endswith("nvme_path")  # the launcher does not pass it on
+        return not fills_in(file, flag.name)
     return not _is_same(entry.plain, value)
 
 
@@ -288,6 +289,8 @@ def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{flag.text} with {say(launch.file, 'distributed_type')}")
 
 
-ON_VALUES = (_no_value, _flag_values)
-"""Rules on values that a launcher refuses, so that no verb can run the line."""
+ON_LINES = (_no_script, _no_value, _flag_values, _excluding_flags)
+"""Rules on lines that their launcher refuses, so that no verb runs them."""
+ON_UNKNOWN_FLAGS = (_unknown_flags,)
+"""The rule on flags that the launcher does not know; other verbs take some of other releases."""
 RULES = declared(vars())

@@ -22,6 +22,11 @@ def _zero_3(**fields: Any) -> Example:
     return Example(strategy=strategy, topology=TWO_RANKS, script=LANGUAGE)
 
 
+def _copies(number: int) -> Example:
+    ranks = RankCounts(world_size=4, text="--num-processes 4", dp_replicate_size=number)
+    return Example(ranks=ranks, script=LANGUAGE)
+
+
 EXAMPLES = {
     "zero-stage-under-fsdp2": Examples(bad=_fsdp2(zero_stage=ZeroStage.PARAMETERS), good=_zero_3()),
     "fsdp2-offloads-to-cpu": Examples(
@@ -36,12 +41,6 @@ EXAMPLES = {
         bad=_fsdp2(Topology(world_size=2, tensor_parallel_size=2)),
         good=Example(strategy=Strategy(), topology=TWO_RANKS, script=LANGUAGE),
     ),
-    "hybrid-shards-not-whole": Examples(
-        bad=Example(
-            ranks=RankCounts(world_size=4, text="--num-processes 4", dp_replicate_size=3), script=LANGUAGE
-        ),
-        good=Example(
-            ranks=RankCounts(world_size=4, text="--num-processes 4", dp_replicate_size=2), script=LANGUAGE
-        ),
-    ),
+    "hybrid-shards-not-whole": Examples(bad=_copies(3), good=_copies(2)),
+    "hybrid-shards-of-one-rank": Examples(bad=_copies(4), good=_copies(2)),
 }

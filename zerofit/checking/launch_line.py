@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.command_line import read_command
+from zerofit.checking.inputs.fsdp import read_fsdp
+from zerofit.checking.inputs.fsdp_words import FSDP_FLAGS, words_of_line
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.command import Launcher
-from zerofit.core.errors import UserError, bad_value
+from zerofit.configs.text.read import decode, format_of, read_document
+from zerofit.core.command import RANK_FOR_EACH_GPU, Launcher, Refusal, RefusedFlag
+from zerofit.core.errors import Unreadable, UserError, bad_value
+from zerofit.core.overrides import flag_of
 from zerofit.core.strategy import Engine
-from zerofit.planning.sources.nodes import RANK_FOR_EACH_GPU
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from zerofit.checking.inputs.fsdp import FsdpSettings
+    from zerofit.configs.document import Document
     from zerofit.core.command import Flag, LaunchCommand
 
 
@@ -27,8 +34,6 @@ class ReadLine:
 
     words: tuple[str, ...]
     """The flags for `zerofit launch`."""
-    settings: dict[str, Any]
-    """Their values, by the names of keyword arguments of `zerofit.launch`."""
     target: tuple[str, ...]
     """The script or module, and its arguments."""
     is_module: bool
@@ -37,15 +42,38 @@ class ReadLine:
     """Variables set in the line."""
     left_out: tuple[str, ...]
     """Flags that zerofit ignores, as the user wrote them."""
+    command: LaunchCommand
+    """The line as its launcher parses it."""
+    notes: tuple[str, ...] = ()
+    """What was translated from FSDP's words, one sentence each."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The settings of these flags, as keyword arguments of `zerofit.launch`."""
+        return tuple(dict.fromkeys((_NAMES.get(flag) or _SWITCHES[flag])[0] for flag, _ in self._pairs()))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Their values.
+
+        Raises:
+            UserError: one is no number.
+        """
+        return _settings(self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield each flag with its value, which a switch has not."""
+        rest = iter(self.words)
+        for flag in rest:
+            yield flag, "" if flag in _SWITCHES else next(rest, "")
 
     def words_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the flags of some settings, with their values."""
-        wanted, words, rest = set(names), list[str](), iter(self.words)
-        for flag in rest:
-            pair = (flag,) if flag in _SWITCHES else (flag, next(rest, ""))
+        wanted, words = set(names), list[str]()
+        for flag, value in self._pairs():
             name, _ = _SWITCHES[flag] if flag in _SWITCHES else _NAMES[flag]
             if name in wanted:
-                words += pair
+                words += (flag,) if flag in _SWITCHES else (flag, value)
         return tuple(words)
 
 
@@ -75,7 +103,8 @@ _IGNORED_WORDS = """
     force_multi bind_cores_to_rank bind_core_list save_pid enable_each_rank_log log_level
     main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model
     downcast_bf16 module
-    use_parallelism_config parallelism_config_sp_backend parallelism_config_sp_seq_length
+    use_fsdp use_parallelism_config parallelism_config_dp_shard_size
+    parallelism_config_sp_backend parallelism_config_sp_seq_length
     parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
     """
 _IGNORED = frozenset(_IGNORED_WORDS.split())
@@ -103,38 +132,109 @@ def read_line(words: Sequence[str]) -> ReadLine | None:
     command = read_command(words, schemas=load_schemas())
     if command is None or command.launcher is Launcher.ZEROFIT:
         return None
-    line = " ".join(shlex.quote(word) for word in words)
     if command.runner is not None:
         raise _starts_by_runner(command.runner, words)
-    _refuse_values(command)
-    if command.script is None:
-        raise _starts_nothing(line)
+    script = _script_of(command)
     flags: list[str] = []
     left_out: list[str] = []
     if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
         flags += ["--nproc-per-node", "1"]  # the default in torch/distributed/run.py
+    fsdp = words_of_line(command, file=_config_file(command))
+    settings = None if fsdp is None else read_fsdp(fsdp)
     for flag in command.flags:
+        if settings is not None and (flag.name.startswith("fsdp_") or flag.name in ("use_fsdp", *FSDP_FLAGS)):
+            continue
         taken = _own_flag(flag, command)
         flags += taken
         if not taken and flag.name not in ("module", "mixed_precision"):
             left_out.append(flag.text)
+    flags += [] if settings is None else _words_of_fsdp(settings)
     is_module = command.find("module") is not None or _is_python_module(words, command)
     return ReadLine(
         words=tuple(flags),
-        settings=_settings(flags),
-        target=(command.script, *command.arguments),
+        target=(script, *command.arguments),
         is_module=is_module,
         environment=command.environment,
         left_out=tuple(left_out),
+        command=command,
+        notes=() if settings is None else settings.notes,
     )
 
 
-def _refuse_values(command: LaunchCommand) -> None:
-    """Check that each flag has a value that the launcher takes; the errors are those of `zerofit check`."""
-    from zerofit.checking.check_run import refuse  # imported only for lines, since the rules take time
-    from zerofit.checking.rules.launch.flags import ON_VALUES
+def names_beside(line: ReadLine, own: Collection[str]) -> tuple[str, ...]:
+    """Return the settings of a line that count beside zerofit's own flags.
 
-    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_VALUES)
+    Args:
+        line: the line behind them.
+        own: the settings that these flags set.
+    """
+    left_out = () if RANKS.isdisjoint(own) else RANKS
+    left_out = (*left_out, *(("gpu_ids",) if "on_cpu" in own else ()))
+    return tuple(name for name in line.names if name not in left_out)
+
+
+def ineffective_settings(line: ReadLine, ignored: Iterable[Flag]) -> tuple[str, ...]:
+    """Return the settings of a line's flags that its launcher ignores."""
+    taken = (_own_flag(flag, line.command)[:1] for flag in ignored)
+    return tuple(dict.fromkeys(_NAMES[flag][0] for own in taken for flag in own))
+
+
+def with_line_behind(command: LaunchCommand) -> LaunchCommand:
+    """Return a `zerofit launch` line with the line of another launcher behind it as its own flags.
+
+    Raises:
+        UserError: that line has something that zerofit does not support.
+    """
+    if command.launcher is not Launcher.ZEROFIT or command.script is None or command.find("module"):
+        return command
+    line = read_line((command.script, *command.arguments))
+    if line is None:
+        return command
+    own = [word for flag in command.flags for word in flag.words]
+    said = [f"--{flag.name.replace('_', '-')}" for flag in command.flags]
+    kept = names_beside(line, [(_NAMES.get(flag) or _SWITCHES.get(flag) or (flag,))[0] for flag in said])
+    words = [*line.words_of(kept), *own, *(["-m"] if line.is_module else []), *line.target]
+    whole = read_command(["zerofit", "launch", *words], schemas=load_schemas()) or command
+    return replace(
+        whole,
+        environment=(*command.environment, *line.environment),
+        runner=command.runner,
+        behind=line.command,
+        own_flags=frozenset(flag.name for flag in command.flags),
+    )
+
+
+def _config_file(command: LaunchCommand) -> Document | None:
+    """Return the file of `accelerate config` that a line names; None if it names none that can be read."""
+    flag = command.find("config_file")
+    if flag is None or not flag.value:
+        return None
+    try:
+        text = decode(Path(flag.value).read_bytes())
+        return read_document(text, name=flag.value, format=format_of(flag.value, text))
+    except (OSError, Unreadable):
+        return None  # which is reported when the file is read for its settings
+
+
+def _words_of_fsdp(settings: FsdpSettings) -> list[str]:
+    """Return settings of FSDP as zerofit's flags."""
+    words: list[str] = []
+    for name, said in settings.said.items():
+        flag = flag_of(name, said.value)
+        words += [flag] if isinstance(said.value, bool) else [flag, str(said.value)]
+    return words
+
+
+def _script_of(command: LaunchCommand) -> str:
+    """Return the script of a line that its launcher takes; the errors are those of `zerofit check`."""
+    from zerofit.checking.rules.launch.flags import ON_LINES  # only for lines: the rules take time
+
+    no_script = RefusedFlag(flag=None, why=Refusal.NO_SCRIPT)
+    if command.script is None and no_script not in command.refused:
+        command = replace(command, refused=(*command.refused, no_script))
+    refuse(Situation(command=command, schemas=load_schemas()), rules=ON_LINES)
+    assert command.script is not None
+    return command.script
 
 
 _NAMES: dict[str, tuple[str, type]] = {
@@ -162,29 +262,37 @@ _NAMES: dict[str, tuple[str, type]] = {
     "--mixed-precision": ("precision", str),
     "--sequence-parallel-size": ("sequence_parallel_size", int),
     "--tensor-parallel-size": ("tensor_parallel_size", int),
+    "--engine": ("engine", str),
+    "--state-dict-type": ("state_dict_type", str),
+    "--dp-replicate-size": ("dp_replicate_size", int),
+    "--offload-optimizer": ("optimizer_offload", str),
+    "--offload-param": ("param_offload", str),
 }
 """The keyword argument of each flag with a value, and its type."""
 _SWITCHES = {
     "--cpu": ("on_cpu", True),
     "--use-deepspeed": ("engine", Engine.DEEPSPEED),
     "--compile": ("compile", True),
+    "--reshard-after-forward": ("reshard_after_forward", True),
+    "--no-reshard-after-forward": ("reshard_after_forward", False),
+    "--gradient-checkpointing": ("gradient_checkpointing", True),
 }
 """The keyword argument of each flag without a value, and what it says."""
+RANKS = frozenset({"num_processes", "ranks_per_node"})
+"""Settings of the number of ranks, of which one source gives all."""
 _ANY_GPU = ("gpu", "auto")
 """torchrun's words for one rank per GPU."""
 
 
-def _settings(words: Sequence[str]) -> dict[str, Any]:
+def _settings(flags: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return flags as keyword arguments of `zerofit.launch`; the last of equal ones counts."""
     settings: dict[str, Any] = {}
-    rest = iter(words)
-    for flag in rest:
+    for flag, text in flags:
         if flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             settings.setdefault(name, value)
             continue
         name, kind = _NAMES[flag]
-        text = next(rest, "")
         try:
             is_any = name == "ranks_per_node" and text in _ANY_GPU
             settings[name] = RANK_FOR_EACH_GPU if is_any else kind(text)
@@ -214,9 +322,19 @@ def _own_flag(flag: Flag, command: LaunchCommand) -> list[str]:
         return _included_gpus(flag)
     if name == "max_restarts" and value == "0":
         return []
-    if name in _IGNORED:
+    if name in _IGNORED or name.startswith("fsdp_") or (name in FSDP_FLAGS and value in ("1", None)):
         return []
+    _refuse_unknown(flag, command)
     raise _refused(flag, command)
+
+
+def _refuse_unknown(flag: Flag, command: LaunchCommand) -> None:
+    """Check that the launcher knows a flag; the error is that of `zerofit check`."""
+    from zerofit.checking.rules.launch.flags import ON_UNKNOWN_FLAGS
+
+    of_flag = tuple(refused for refused in command.refused if refused.flag == flag)
+    situation = Situation(command=replace(command, refused=of_flag), schemas=load_schemas())
+    refuse(situation, rules=ON_UNKNOWN_FLAGS)
 
 
 def _included_gpus(flag: Flag) -> list[str]:
@@ -240,8 +358,6 @@ def _is_python_module(words: Sequence[str], command: LaunchCommand) -> bool:
 
 
 def _refused(flag: Flag, command: LaunchCommand) -> UserError:
-    if flag.name == "use_fsdp" or flag.name.startswith("fsdp_"):
-        return fsdp_refused(flag.text, fix="leave out --use_fsdp and all --fsdp_ flags")
     why = _UNSUPPORTED.get(flag.name, "zerofit launch has no flag that does the same")
     return UserError(
         "launcher-flag-not-taken",
@@ -249,22 +365,6 @@ def _refused(flag: Flag, command: LaunchCommand) -> UserError:
         found=flag.text,
         why=why,
         fix="leave it out, or start this run without zerofit",
-    )
-
-
-def fsdp_refused(found: str, *, fix: str) -> UserError:
-    """Return the error for a launch that requests FSDP.
-
-    Args:
-        found: what requests it, as the user wrote it.
-        fix: how to remove it.
-    """
-    return UserError(
-        "fsdp-not-taken",
-        "zerofit shards with ZeRO, not with FSDP",
-        found=found,
-        why="ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does",
-        fix=f"{fix}; --zero-stage 3 corresponds to FULL_SHARD",
     )
 
 
@@ -281,14 +381,4 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
         found=f"zerofit launch ... {runner}",
         why=f"{runner} chooses where and in which environment the rest of its line runs",
         fix=shlex.join([*rest[:begin], "zerofit", "launch", *rest[begin:]]),
-    )
-
-
-def _starts_nothing(line: str) -> UserError:
-    return UserError(
-        "launcher-without-script",
-        "the launch line names no script",
-        found=line,
-        why="its flags consume all arguments of the launcher",
-        fix="name the script after the flags, or write flags with values as --flag=value",
     )
