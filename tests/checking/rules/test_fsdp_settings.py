@@ -310,3 +310,91 @@ def test_ms_swift_has_words_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert [finding.rule for finding in check_run("run.sh").findings] == []
     Path("run.sh").write_text("llamafactory-cli train --stage sft --fsdp fsdp2 --output_dir out\n")
     assert [finding.rule for finding in check_run("run.sh").findings] == ["fsdp-word-refused"]
+
+
+_SHIPPED_ALIKE = {
+    "first.yaml": """\
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_forward_prefetch: true
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: FULL_SHARD
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_state_dict_type: FULL_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_use_orig_params: true
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+""",
+    "second.yaml": """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_activation_checkpointing: false
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: true
+  fsdp_state_dict_type: FULL_STATE_DICT
+  fsdp_version: 2
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+""",
+    "offload.yaml": """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: true
+  fsdp_reshard_after_forward: false
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_transformer_layer_cls_to_wrap: MistralDecoderLayer
+  fsdp_version: 2
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 16
+""",
+    "copies.yaml": """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_version: 2
+num_machines: 1
+num_processes: 8
+parallelism_config:
+  parallelism_config_dp_replicate_size: 2
+  parallelism_config_dp_shard_size: 4
+""",
+    "zero.yaml": """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  zero_stage: 2
+distributed_type: DEEPSPEED
+fsdp_config: {}
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+""",
+    "fsdp.json": '{"min_num_params": 0, "backward_prefetch": "backward_pre", "use_orig_params": "true", '
+    '"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"], "limit_all_gathers": true}',
+}
+
+
+@pytest.mark.parametrize("name", _SHIPPED_ALIKE)
+def test_a_file_as_training_libraries_ship_has_no_finding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(_SHIPPED_ALIKE[name])
+    assert check_run(name).findings == ()
