@@ -14,6 +14,7 @@ from rule_examples import EXAMPLES
 from rule_examples.example import (
     ACCELERATE_FILE,
     DEEPSPEED_FILE,
+    FSDP_JSON,
     SCRIPT_FILE,
     SHELL_FILE,
     example_files,
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
 
     from zerofit.checking.rule import Rule
 
-_LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python", SHELL_FILE: "sh"}
+_LANGUAGES = {
+    DEEPSPEED_FILE: "json",
+    FSDP_JSON: "json",
+    ACCELERATE_FILE: "yaml",
+    SCRIPT_FILE: "python",
+    SHELL_FILE: "sh",
+}
 _CALLS = {
     Route.ACCELERATE: "Accelerator()",
     Route.TRAINER: "Trainer()",

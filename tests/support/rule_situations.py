@@ -12,6 +12,7 @@ from captured_scripts import capture
 from rule_examples.example import (
     ACCELERATE_FILE,
     DEEPSPEED_FILE,
+    FSDP_JSON,
     SCRIPT_FILE,
     SHELL_FILE,
     Example,
@@ -30,6 +31,7 @@ from zerofit.checking.situation import Situation
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.json import why_not_json
 from zerofit.configs.text.read import read_document
 from zerofit.core.errors import Unreadable, UserError
 from zerofit.machine.versions import probe_versions
@@ -151,6 +153,7 @@ def _missing_hostfile(example: Example, command: LaunchCommand | None) -> str | 
 
 _KINDS = {
     DEEPSPEED_FILE: FileKind.DEEPSPEED,
+    FSDP_JSON: FileKind.FSDP,
     ACCELERATE_FILE: FileKind.ACCELERATE,
     SCRIPT_FILE: FileKind.SCRIPT,
 }
@@ -161,6 +164,8 @@ def _file(name: str, text: str) -> TargetFile:
     if kind is FileKind.SCRIPT:
         return TargetFile(name=name, kind=kind, source=text)
     try:
+        if kind is FileKind.FSDP and (problem := why_not_json(text)) is not None:
+            raise problem
         return TargetFile(name=name, kind=kind, document=read_document(text, name=name))
     except Unreadable as error:
         return TargetFile(name=name, kind=kind, broken=error)

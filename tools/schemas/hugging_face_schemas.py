@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator
 from enum import Enum
 from importlib.metadata import version
 from types import UnionType
@@ -245,6 +249,7 @@ def _field_key(field: dataclasses.Field[Any], hint: Any, names: set[str]) -> Key
     members = _members(hint)
     enum = next((member for member in members if isinstance(member, type) and issubclass(member, Enum)), None)
     choices = field.metadata.get("choices") or ([member.value for member in enum] if enum else ())
+    keys = _fsdp_keys() if field.name == "fsdp_config" else ()
     kinds = dict.fromkeys(_kind(member) for member in members)
     return Key(
         name=field.name,
@@ -252,7 +257,36 @@ def _field_key(field: dataclasses.Field[Any], hint: Any, names: set[str]) -> Key
         converts=True,
         choices=tuple(choices),
         replaced_by=replaced_by if replaced_by in names else None,
+        section=Section(keys=keys, on_unknown=OnUnknown.IGNORES) if keys else None,
     )
+
+
+def _fsdp_keys() -> tuple[Key, ...]:
+    """Return the keys of fsdp_config that TrainingArguments reads, off the source of its own methods."""
+    from transformers import TrainingArguments
+
+    found = dict[str, None]()
+    for method in (TrainingArguments._process_fsdp_args, TrainingArguments._apply_legacy_fsdp_to_config):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        for node in ast.walk(tree):
+            found |= dict.fromkeys(_keys_read(node))
+    # The method drops the prefix.
+    return tuple(Key(name=name, aliases=(f"fsdp_{name}",)) for name in found)
+
+
+def _keys_read(node: ast.AST) -> Iterator[str]:
+    """Yield the key that an expression reads of fsdp_config: by get(), setdefault(), [] or `in`."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="get" | "setdefault", value=owner), args=[key, *_]):
+            pass
+        case ast.Subscript(value=owner, slice=key):
+            pass
+        case ast.Compare(left=key, ops=[ast.In()], comparators=[owner]):
+            pass
+        case _:
+            return
+    if ast.unparse(owner) in ("self.fsdp_config", "fsdp_config") and isinstance(key, ast.Constant):
+        yield str(key.value)
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -47,6 +47,7 @@ _ACCELERATE_CHECKS: Mapping[str, Mapping[str, Any]] = {
     "fsdp_cpu_ram_efficient_loading": _truth(),
     "fsdp_sync_module_states": _truth(),
     "fsdp_activation_checkpointing": _truth(),
+    "fsdp_activation_checkpointing_offload": _truth(),
     "fp8_override_linear_precision": _texts(
         f"(?i:({'|'.join(_TRUTH)})(,({'|'.join(_TRUTH)}))*)", "true,false,true"
     ),
@@ -80,16 +81,30 @@ def probe_accelerate_launch_schema() -> Schema:
         DEEPSPEED_MULTINODE_LAUNCHERS,
         FSDP_AUTO_WRAP_POLICY,
         FSDP_BACKWARD_PREFETCH,
+        FSDP_SHARDING_STRATEGY,
         FSDP_STATE_DICT_TYPE,
     )
 
     lists: dict[str, dict[str, Any]] = {
         "deepspeed_multinode_launcher": {"choices": tuple(DEEPSPEED_MULTINODE_LAUNCHERS)},
         "fsdp_auto_wrap_policy": {"choices": tuple(FSDP_AUTO_WRAP_POLICY), "ignores_case": True},
-        "fsdp_backward_prefetch": {"choices": tuple(FSDP_BACKWARD_PREFETCH), "ignores_case": True},
-        "fsdp_state_dict_type": {"choices": tuple(FSDP_STATE_DICT_TYPE), "ignores_case": True},
+        "fsdp_backward_prefetch": {
+            "choices": (*_with_numbers(FSDP_BACKWARD_PREFETCH[:-1]), *FSDP_BACKWARD_PREFETCH[-1:]),
+            "ignores_case": True,
+        },
+        "fsdp_sharding_strategy": {
+            "choices": (*_with_numbers(FSDP_SHARDING_STRATEGY), "_HYBRID_SHARD_ZERO2"),
+            "ignores_case": True,
+        },
+        "fsdp_state_dict_type": {"choices": _with_numbers(FSDP_STATE_DICT_TYPE), "ignores_case": True},
     }
     return _schema("accelerate", launch_command_parser()._actions, {**_ACCELERATE_CHECKS, **lists})
+
+
+def _with_numbers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names and their numbers from 1 on, which FullyShardedDataParallelPlugin takes too."""
+    listed = tuple(names)
+    return (*listed, *(str(number) for number, _ in enumerate(listed, 1)))
 
 
 def probe_torchrun_schema() -> Schema:

@@ -28,6 +28,7 @@ from zerofit.checking.launch_line import with_line_behind
 from zerofit.checking.script_files import read_bytes, script_file
 from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
+from zerofit.configs.text.json import why_not_json
 from zerofit.configs.text.read import decode, format_of, read_document
 from zerofit.core.checkpoints import read_shards
 from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
@@ -510,6 +511,8 @@ def _configuration(name: str, content: bytes | str, kind: FileKind | None = None
         language = format_of(name, text)
         if language is None and kind is None:
             raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
+        if kind is FileKind.FSDP and (problem := why_not_json(text)) is not None:
+            raise problem  # the others' readers also take HJSON
         document = read_document(text, name=name, format=language)
     except Unreadable as error:
         return TargetFile(name=name, kind=kind_read, broken=error)

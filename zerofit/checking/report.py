@@ -81,20 +81,22 @@ def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: i
     return "\n\n".join(blocks)
 
 
-_FOREIGN_ENGINES = ("FSDP", "MEGATRON_LM", "TPU", "XLA")
+_FOREIGN_ENGINES = ("MEGATRON_LM", "TPU", "XLA")
 """Values of accelerate's distributed_type whose sections no rule checks."""
+_FSDP = "FSDP"
 
 
 def _other_engine(targets: Targets) -> str | None:
     """Return what is not checked if accelerate's file selects another engine than DeepSpeed."""
     for file in targets.files:
         kind = file.document.value("distributed_type") if file.document else None
-        if file.document and kind in _FOREIGN_ENGINES:
-            return (
-                f"not checked: {kind.lower()}_config of {file.name}, for which zerofit has no rules; "
-                f"with {say(file.document, 'distributed_type')} its {len(DEEPSPEED_RULES)} rules of "
-                "DeepSpeed do not apply"
-            )
+        if file.document is None or kind not in (_FSDP, *_FOREIGN_ENGINES):
+            continue
+        text = say(file.document, "distributed_type")
+        apart = f"with {text} the {len(DEEPSPEED_RULES)} rules of DeepSpeed do not apply"
+        if kind == _FSDP:
+            return f"not checked: {apart}"
+        return f"not checked: {kind.lower()}_config of {file.name}, for which zerofit has no rules; {apart}"
     return None
 
 

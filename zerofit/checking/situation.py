@@ -69,6 +69,8 @@ class TrainerSettings:
     """True if all arguments and keywords are known, so that missing fields have their defaults."""
     confidence: Confidence = Confidence.LIKELY
     """Of the defaults: CERTAIN if each run certainly makes these TrainingArguments."""
+    fsdp_config: Mapping[str, Said[Any]] | None = None
+    """The known keys of its dictionary fsdp_config; None if it is none, or not given."""
     surplus: tuple[Said[str], ...] = ()
     """Unknown keywords of TrainingArguments(...); the values are the names."""
 

@@ -146,6 +146,8 @@ class FileKind(StrEnum):
     SCRIPT = "script"
     RECIPE = "training recipe"
     """TrainingArguments in a file, also under the names of LLaMA-Factory, Axolotl and TRL."""
+    FSDP = "FSDP configuration"
+    """The JSON file of TrainingArguments' fsdp_config."""
     LINES = "launch lines"
     """A shell script or notebook with command lines."""
 

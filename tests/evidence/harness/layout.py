@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,6 +40,8 @@ _ACCELERATE_YAML = {
     "use_cpu": False,
 }
 """Where an example has no YAML: one that names the example's DeepSpeed file, and nothing else."""
+_FSDP = re.compile(r"distributed_type: FSDP|fsdp_version|fsdp=|fsdp_config=")
+"""Words of files, flags and scripts that configure FSDP."""
 _TWO_GPUS = ("--num_gpus", str(NUM_RANKS))
 """On the CPU too, the deepspeed launcher calls ranks so."""
 _TRAINER_ARGUMENTS = {
@@ -71,6 +74,8 @@ class Run:
     is_reference: bool = False
     as_on_gpus: bool = True
     """True if CPU ranks get the process group that GPUs would have; not in examples of CPU ranks."""
+    shards: bool = False
+    """True if CPU ranks enter FSDP where GPUs would."""
     start: Path | None = None
     """Weights to start from, for a reference."""
     before: Run | None = None
@@ -102,7 +107,7 @@ def run_of(example: Example) -> Run:
     if example.checkpoint is not None:
         before = _saving(example)
         target += ["--resume", example.checkpoint.folder]
-    launcher, command = "torchrun", target
+    launcher, command = "python" if words == ["python"] else "torchrun", target
     if words[:1] == ["deepspeed"]:
         flags = _without(words[1:], "--num_gpus")
         launcher, command = "deepspeed", [*_TWO_GPUS, *flags, "--module", "harness.rank", *target]
@@ -122,6 +127,7 @@ def run_of(example: Example) -> Run:
         num_ranks=NUM_RANKS,
         num_machines=num_machines,
         as_on_gpus=not (ranks.on_cpu and ranks.world_size > 1),
+        shards=shards_with_fsdp(example),
         before=before,
     )
 
@@ -172,7 +178,7 @@ def _asked(example: Example, files: Mapping[str, str]) -> dict[str, Any]:
     if example.strategy is not None:
         steps, norm = example.strategy.gradient_accumulation_steps, example.strategy.gradient_clipping
         return {"gradient_accumulation_steps": steps or 1, "gradient_clipping": norm or 0.0}
-    asked = {"gradient_clipping": DEFAULT_CLIPPING}
+    asked = {"gradient_clipping": 0.0 if shards_with_fsdp(example) else DEFAULT_CLIPPING}
     words = shlex.split(example.command or "")
     flags = {word.lstrip("-").replace("-", "_"): value for word, value in pairwise(words)}
     section = _accelerate_settings(files).get("deepspeed_config", {})
@@ -182,6 +188,12 @@ def _asked(example: Example, files: Mapping[str, str]) -> dict[str, Any]:
             if layer.get(key, "auto") != "auto":
                 asked[key] = kind(layer[key])
     return asked | ({"optimizer": config["optimizer"]} if "optimizer" in config else {})
+
+
+def shards_with_fsdp(example: Example) -> bool:
+    """Return True if an example's file, flags or script ask for FSDP, which clips nothing by itself."""
+    text = "".join(example_files(example).values()) + (example.command or "")
+    return _FSDP.search(text) is not None
 
 
 def _accelerate_settings(files: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
+from harness import sharding
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -45,12 +47,22 @@ class Observer:
 
         @functools.wraps(prepare_model)
         def prepare_model_and_note(accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            is_first = self.model is None
             self.model = self.model or model
-            return prepare_model(accelerator, model, *args, **kwargs)
+            if is_first and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+                _save_start(_plain_weights(model))
+            prepared = prepare_model(accelerator, model, *args, **kwargs)
+            if is_first and sharding.is_sharded(prepared):
+                self.model = prepared
+            return prepared
+
+        def note_sharded(model: Any) -> None:
+            self.model = model
 
         deepspeed.initialize = initialize_and_note
         Accelerator.prepare_model = prepare_model_and_note
         register_optimizer_step_pre_hook(self._note_step)
+        sharding.note_sharded(lambda model: _save_start(_plain_weights(model)), note_sharded)
 
     def _note_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._stepping is None:
@@ -67,6 +79,8 @@ class Observer:
     def seen(self, asks: Sequence[str]) -> dict[str, Any]:
         """Return the standard observations, and those asked for as a path that begins with "engine."."""
         seen = _of_engine(self.engine) if self.engine is not None else _of_plain(self._stepping)
+        if sharding.is_sharded(self.model):
+            seen |= sharding.shown_by(self.model)
         seen["learning_rates"] = [round(rate, 10) for rate in self.learning_rates]
         seen["optimizer_steps"] = len(self.learning_rates)
         for path in asks:
@@ -77,12 +91,15 @@ class Observer:
     def weights(self) -> dict[str, Any]:
         """Return each trained parameter, whole and in fp32; of a run without an engine, also the first ones.
 
-        Under DeepSpeed every rank must call this.
+        Under DeepSpeed and FSDP every rank must call this.
         """
         if self.engine is not None:
             return {f"last/{name}": weight.numpy() for name, weight in _whole_weights(self.engine).items()}
         if self.model is None:
             return {}
+        if sharding.is_sharded(self.model):
+            state = sharding.whole_state(self.model)
+            return {f"last/{name}": weight.float().numpy() for name, weight in state.items()}
         arrays = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and id(parameter) in self.first_weights:
@@ -97,6 +114,15 @@ def _save_start(weights: dict[str, torch.Tensor]) -> None:
 
     if os.environ.get("RANK", "0") == "0":
         numpy.savez(START, **{name: weight.numpy() for name, weight in weights.items()})
+
+
+def _plain_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return the trained parameters of a model before it is sharded; those that this rank has."""
+    return {
+        name: weight.detach().float()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and not weight.is_meta
+    }
 
 
 def _of_plain(optimizer: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.observe import Observer
+from harness.sharding import enter_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,12 @@ _POLL_S = 0.02
 
 
 def run_rank(
-    command: Sequence[str], *, asks: Sequence[str] = (), stands_alone: bool = False, as_on_gpus: bool = True
+    command: Sequence[str],
+    *,
+    asks: Sequence[str] = (),
+    stands_alone: bool = False,
+    as_on_gpus: bool = True,
+    shards: bool = False,
 ) -> int:
     """Run the script in this process and write down what it did; return the exit code.
 
@@ -34,9 +40,12 @@ def run_rank(
         asks: what the rule's evidence names.
         stands_alone: whether this is the unsharded reference: one process, fp32, no DeepSpeed.
         as_on_gpus: whether the ranks get the process group that GPUs would have.
+        shards: whether the ranks enter FSDP where GPUs would.
     """
     if as_on_gpus:
         default_to_gloo()
+    if shards:
+        enter_on_cpu()
     observer = Observer()
     observer.install()
     if stands_alone:

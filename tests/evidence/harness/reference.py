@@ -58,7 +58,7 @@ def _patch_accelerator(asked: dict[str, Any]) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        for name in ("deepspeed_plugin", "deepspeed_plugins", "mixed_precision"):
+        for name in ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "mixed_precision"):
             arguments.pop(name, None)
         is_trainer.append(_is_called_by_trainer())
         if "gradient_accumulation_steps" in asked and not is_trainer[-1]:
@@ -141,6 +141,7 @@ def _patch_trainer() -> None:
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         self.deepspeed, self.bf16, self.fp16, self.use_cpu = None, False, False, True
+        self.fsdp, self.fsdp_config = None, None
         original(self)
 
     TrainingArguments.__post_init__ = post_init

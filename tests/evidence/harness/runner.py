@@ -139,6 +139,7 @@ class Runner:
                 "environment": environment,
                 "is_reference": run.is_reference,
                 "as_on_gpus": run.as_on_gpus,
+                "shards": run.shards,
                 "asks": list(asks),
                 "limit_s": limit_s,
             }
@@ -185,13 +186,13 @@ def _key(run: Run, asks: Sequence[str], limit_s: float) -> str:
     """Return a name for all that decides what a run does."""
     digest = hashlib.sha256()
     for path in sorted(_HARNESS.glob("*.py")):
-        if path.name in ("observe.py", "rank.py", "reference.py", "runner.py", "server.py"):
+        if path.name in ("observe.py", "rank.py", "reference.py", "runner.py", "server.py", "sharding.py"):
             digest.update(path.read_bytes())
     files = {name: text for name, text in run.files.items() if not name.endswith("command.sh")}
     before = _key(run.before, (), LIMIT_S) if run.before is not None else None
     how = (run.launcher, run.command, run.num_ranks, run.num_machines, run.is_reference)
     start = hashlib.sha256(run.start.read_bytes()).hexdigest() if run.start is not None else None
-    how = (*how, run.as_on_gpus, before, start)
+    how = (*how, run.as_on_gpus, run.shards, before, start)
     facts = (files, how, list(asks), limit_s)
     digest.update(json.dumps(facts, default=str).encode())
     digest.update(str(probe_versions()).encode())

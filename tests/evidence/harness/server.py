@@ -235,7 +235,13 @@ def _signal(ranks: dict[int, int], number: signal.Signals) -> None:
 def _be_rank(command: list[str], job: dict[str, Any], environment: dict[str, str]) -> int:
     os.environ.update(environment)
     _write_output_to(f"rank{os.environ.get('RANK', '0')}.log")
-    return run_rank(command, asks=job["asks"], stands_alone=job["is_reference"], as_on_gpus=job["as_on_gpus"])
+    return run_rank(
+        command,
+        asks=job["asks"],
+        stands_alone=job["is_reference"],
+        as_on_gpus=job["as_on_gpus"],
+        shards=job["shards"],
+    )
 
 
 if __name__ == "__main__":

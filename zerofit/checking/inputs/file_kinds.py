@@ -43,11 +43,22 @@ def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
         FileKind.ACCELERATE: _names(schemas.accelerate),
         FileKind.RECIPE: _names(schemas.training_arguments) | set(_RECIPE_KEYS.split()),
     }
+    if not is_yaml:
+        known[FileKind.FSDP] = _fsdp_names(schemas)
     votes = {kind: len(keys & names) for kind, names in known.items()}
     best = max(votes, key=lambda kind: (votes[kind], kind is default))
     if keys and votes[best] < _LEAST_SHARE * len(keys) and not _is_misspelt(keys, known[default]):
         return _UNKNOWN
     return _IN_YAML if is_yaml and best is FileKind.DEEPSPEED else best
+
+
+def _fsdp_names(schemas: Schemas) -> set[str]:
+    """Return the keys of fsdp_config, and of accelerate's section that its authors may have in mind."""
+    of_trainer = schemas.training_arguments.find("fsdp_config")
+    of_accelerate = schemas.accelerate.find("fsdp_config")
+    sections = [key.section for key in (of_trainer, of_accelerate) if key is not None and key.section]
+    names = {name for section in sections for key in section.keys for name in (key.name, *key.aliases)}
+    return names - {"version"}  # of many files
 
 
 def _is_misspelt(keys: set[str], names: set[str]) -> bool:

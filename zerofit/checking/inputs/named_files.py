@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SCRIPT_FLAGS = ("deepspeed", "deepspeed_config")
 """Trainer's argument, and the one in DeepSpeed's own examples."""
 
+_FSDP = "fsdp_config"
+"""Trainer's argument for a file with its settings of FSDP."""
 _KEYWORDS = (
     (Action.INITIALIZE, "config"),
     (Action.INITIALIZE, "config_params"),
@@ -43,10 +45,15 @@ def named_files(
         yield kind, said, None
     for said in named_by_arguments(arguments):
         yield FileKind.DEEPSPEED, said, None
+    for said in _values_of((_FSDP,), arguments):
+        if is_literal(said.value) and not said.value.startswith("{"):
+            yield FileKind.FSDP, said, None
     for file in tuple(files.values()):
         if file.source is not None:
             for said in named_by_source(file.name, file.source, arguments):
                 yield FileKind.DEEPSPEED, said, file
+            for said in _fsdp_named_by_source(file.name, file.source):
+                yield FileKind.FSDP, said, file
         if file.document is not None and file.kind is FileKind.ACCELERATE:
             for said in named_by_accelerate(file.document):
                 yield FileKind.DEEPSPEED, said, file
@@ -54,6 +61,24 @@ def named_files(
             said_file = file.document.said("deepspeed")
             if said_file is not None and isinstance(said_file.value, str) and is_literal(said_file.value):
                 yield FileKind.DEEPSPEED, said_file, file
+            said_file = file.document.said(_FSDP)
+            if said_file is not None and isinstance(said_file.value, str) and is_literal(said_file.value):
+                yield FileKind.FSDP, said_file, file
+
+
+def _fsdp_named_by_source(name: str, source: str) -> Iterator[Said[str]]:
+    """Yield the file that a script's TrainingArguments name as fsdp_config, by a literal."""
+    if _FSDP not in source:
+        return
+    from zerofit.scripts.source.read_script import read_script  # imported only if needed, since it takes time
+
+    try:
+        script = read_script(source, name=name)
+    except Unreadable:
+        return
+    for keyword in script.training_arguments:
+        if keyword.name == _FSDP and isinstance(keyword.value, str):
+            yield replace(keyword.said, confidence=Confidence.LIKELY)
 
 
 def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[str]]]:

@@ -58,7 +58,7 @@ _MODULES_OF_TRAINERS = {
     "trl.scripts.reward": "trl reward",
 }
 """Modules, or files of these names, that a launcher can start in place of the program."""
-AXOLOTL, LLAMA_FACTORY = "axolotl", "llamafactory-cli"
+AXOLOTL, LLAMA_FACTORY, SWIFT = "axolotl", "llamafactory-cli", "swift"
 _FORMER_NAMES = {
     "llamafactory-cli": ("overwrite_output_dir", "logging_dir"),
     "lmf": ("overwrite_output_dir", "logging_dir"),
@@ -68,6 +68,8 @@ _FORMER_NAMES = {
 
 Source: src/llamafactory/hparams/training_args.py of LLaMA-Factory, swift/trainers/arguments.py of ms-swift
 """
+WORDS_OF_SWIFT = ("fsdp", "fsdp_config")
+"""Fields of TrainingArguments to which ms-swift gives values of its own: swift sft --fsdp fsdp2."""
 _TAKEN_BY_ALL = ("warmup_ratio",)
 """The field that transformers removed last: the programs pin an earlier release, or replace it."""
 _OTHER_WORDS = "llamafactory-cli lmf trl axolotl swift tune xtuner composer litgpt"

@@ -236,7 +236,7 @@ def _situation(
 ) -> Situation:
     command = targets.command
     route = (script.route if script else None) or targets.route
-    if route is None and any(file.kind is FileKind.RECIPE for file in targets.files):
+    if route is None and any(file.kind in (FileKind.RECIPE, FileKind.FSDP) for file in targets.files):
         route = Route.TRAINER
     is_named = route is None and _is_named_for_trainer(targets, script)
     is_inferred = is_named or (route is None and script is None and _has_trainers_arguments(targets))

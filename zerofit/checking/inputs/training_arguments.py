@@ -6,7 +6,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.programs import AXOLOTL, LLAMA_FACTORY, former_names_of
+from zerofit.checking.inputs.programs import (
+    AXOLOTL,
+    LLAMA_FACTORY,
+    SWIFT,
+    WORDS_OF_SWIFT,
+    former_names_of,
+)
 from zerofit.checking.inputs.script_arguments import argument_pairs
 from zerofit.checking.situation import TrainerSettings
 from zerofit.configs.document import FileKind
@@ -85,6 +91,7 @@ def read_training_arguments(
             typed = _of_program(program, typed, fields, former)
         return TrainerSettings(
             said={**said, **typed},
+            fsdp_config=_config_of_recipe(recipe),
             is_complete=is_complete,
             confidence=Confidence.CERTAIN if is_complete else Confidence.LIKELY,
         )
@@ -98,6 +105,7 @@ def read_training_arguments(
     return TrainerSettings(
         said={name: field for name, field in said.items() if fields.find(name) is not None},
         unread=given - set(said),
+        fsdp_config=_fsdp_config(said),
         is_complete=is_plain and not is_open,
         confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY,
         surplus=tuple(
@@ -106,6 +114,12 @@ def read_training_arguments(
             if is_plain and fields.find(name) is None
         ),
     )
+
+
+def _fsdp_config(said: Mapping[str, Said[Any]]) -> dict[str, Said[Any]] | None:
+    """Return the keys of a dictionary fsdp_config in the script's source; None without any."""
+    keys = {name: field for name, field in said.items() if name.startswith("fsdp_config.")}
+    return {name.partition(".")[2]: field for name, field in keys.items()} or None
 
 
 def _are_open(arguments: Sequence[str], fields: Section) -> bool:
@@ -124,6 +138,8 @@ def _of_program(
 ) -> dict[str, Said[Any]]:
     """Return those of a program's arguments that certainly are TrainingArguments'; the others are its own."""
     names = {*(key.name for key in fields.keys), *former} - former_names_of(program.package)
+    if program.package == SWIFT:
+        names -= set(WORDS_OF_SWIFT)
     if program.package != AXOLOTL:
         return {name: said for name, said in typed.items() if name in names}
     found = {}
@@ -164,6 +180,15 @@ def _of_recipe(recipe: Document, fields: Section, former: Collection[str]) -> di
         if not is_replaced and not is_own:
             found[name] = replace(said, value=value)
     return found
+
+
+def _config_of_recipe(recipe: Document | None) -> dict[str, Said[Any]] | None:
+    """Return the keys of a recipe's fsdp_config, except Axolotl's, which has its own; None without one."""
+    section = recipe.value("fsdp_config") if recipe is not None else None
+    if recipe is None or not isinstance(section, dict) or recipe.at(_AXOLOTL_MARK) is not None:
+        return None
+    found = {str(key): recipe.said("fsdp_config", key) for key in section}
+    return {key: said for key, said in found.items() if said is not None}
 
 
 def _computed(name: str, call: ScriptCall) -> Said[Any]:
@@ -229,7 +254,7 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
     """Return the known TrainingArguments; None without a Trainer, or if its fields are unknown."""
     if route is not Route.TRAINER or targets.schemas is None:
         return None
-    return read_training_arguments(
+    known = read_training_arguments(
         fields=targets.schemas.training_arguments.root,
         arguments=_arguments_of(targets),
         script=script,
@@ -237,6 +262,24 @@ def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets
         program=targets.program,
         former=_former_names(targets.schemas.training_arguments),
     )
+    document = next((file.document for file in targets.files if file.kind is FileKind.FSDP), None)
+    return known if document is None else _with_fsdp_file(known, document, is_alone=script is None)
+
+
+def _with_fsdp_file(known: TrainerSettings, document: Document, *, is_alone: bool) -> TrainerSettings:
+    """Return settings with the keys of the file that fsdp_config names.
+
+    Args:
+        known: the other settings.
+        document: the file.
+        is_alone: True if no script is known that may not set fsdp.
+    """
+    keys = {entry.key: document.said(entry.key) for entry in document.root.entries}
+    config = {key: said for key, said in keys.items() if said is not None}
+    said = dict(known.said)
+    if is_alone and not said and "fsdp" not in known.unread:
+        said["fsdp"] = Said(value=True, text=document.name, confidence=Confidence.LIKELY)
+    return replace(known, said=said, fsdp_config=config)
 
 
 def _former_names(schema: Schema) -> frozenset[str]:

@@ -16,7 +16,11 @@ from zerofit.checking.rules.deepspeed import (
     tensor_parallel,
     values,
 )
+from zerofit.checking.rules.fsdp import script as fsdp_script
+from zerofit.checking.rules.fsdp import settings as fsdp_settings
 from zerofit.checking.rules.fsdp import strategy as fsdp_strategy
+from zerofit.checking.rules.fsdp import trainer as fsdp_trainer
+from zerofit.checking.rules.fsdp import units as fsdp_units
 from zerofit.checking.rules.launch import (
     batch_jobs,
     files,
@@ -59,6 +63,10 @@ ALL_RULES: tuple[Rule, ...] = (
     *sequence_parallel.RULES,
     *expert_parallel.RULES,
     *fsdp_strategy.RULES,
+    *fsdp_settings.RULES,
+    *fsdp_units.RULES,
+    *fsdp_trainer.RULES,
+    *fsdp_script.RULES,
     *optimizers.RULES,
     *pipeline.RULES,
     *precision.RULES,

@@ -143,8 +143,15 @@ class OptimizerEntry:
     """Of a type that DeepSpeed has removed: the first release without it."""
     package: str = ""
     """The package that makes it, if `make evidence` runs without it: under DeepSpeed it was not measured."""
+    fails_on_dtensors: bool = False
+    """True if its step fails on sharded parameters of FSDP2 (torch 2.13), as those of bitsandbytes do."""
     is_too_slow: bool = False
     """True if its first step on CPU ranks takes longer than the harness of `make evidence` waits."""
+
+    @property
+    def takes_dtensors(self) -> bool:
+        """True if it steps the sharded parameters of FSDP2, as far as known."""
+        return not (self.fails_on_dtensors or self.library == "bitsandbytes")
 
     @property
     def library(self) -> str:

@@ -90,6 +90,7 @@ _TORCH = (
     ),
     _entry(
         "torch.Adafactor",
+        fails_on_dtensors=True,
         memory=of.ADAFACTOR,
         is_exact=False,
         update=Update.WHOLE_TENSOR,
@@ -101,10 +102,11 @@ _TORCH = (
     _entry("torch.Adamax", **_FOREACH, is_exact=False),
     _entry("torch.Adadelta", **_FOREACH, is_exact=False),
     _entry("torch.ASGD", **_ONE_STATE),
-    _entry("torch.Rprop", **_FOREACH, is_exact=False),
+    _entry("torch.Rprop", **_FOREACH, is_exact=False, fails_on_dtensors=True),
     _entry("torch.LBFGS", needs_closure=True),
     _entry(
         "transformers.Adafactor",
+        fails_on_dtensors=True,
         classes=("transformers.Adafactor", "transformers.optimization.Adafactor"),
         trainer=("adafactor",),
         replacement=Replacement(

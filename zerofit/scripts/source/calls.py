@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _RECORDED_ONLY = {
     **dict.fromkeys(names.PLUGINS, Action.MAKE_PLUGIN),
+    **dict.fromkeys(names.FSDP_PLUGINS, Action.MAKE_FSDP_PLUGIN),
+    **dict.fromkeys(names.QUANTIZERS, Action.QUANTIZE),
     **dict.fromkeys(names.GENERATES, Action.GENERATE_TOGETHER),
     **dict.fromkeys(names.BARRIERS, Action.WAIT),
     **dict.fromkeys(names.RANK_SETUPS, Action.SET_UP_RANKS),
@@ -46,6 +48,7 @@ _MODEL_ACTIONS = {
     "resize_token_embeddings": Action.RESIZE,
     "gradient_checkpointing_enable": Action.CHECKPOINT_ACTIVATIONS,
     "state_dict": Action.STATE_DICT,
+    "load_state_dict": Action.LOAD_STATE_DICT,
 }
 _ENGINE_ACTIONS = {
     "save_checkpoint": Action.SAVE_CHECKPOINT,
@@ -369,7 +372,8 @@ def make_trainer(reading: Reading, call: CallSite, given: frozenset[str] = froze
             tracked.of = wrapped(model, call.node, model.state)
             tracked.of.is_adapted, tracked.of.frozen_by = True, None
     more = {"half_weights": weights.half_weights(reading, (tracked.of,), is_trainer=True)}
-    reading.record(Action.MAKE_TRAINER, call.node, tracked.of, given=given, more=more)
+    keywords = reading.keywords_of(call)
+    reading.record(Action.MAKE_TRAINER, call.node, tracked.of, given=given, keywords=keywords, more=more)
     return tracked
 
 
@@ -404,7 +408,9 @@ def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
 def _call_model(reading: Reading, method: Method, call: CallSite) -> Value:
     tracked, name, node = method.this, method.name, call.node
     own = tracked.cls.method(name) if tracked.cls else None
-    if name in ("state_dict", "save_pretrained") and (reading.is_in_foreign_trainer or tracked.is_adapted):
+    if name in ("state_dict", "load_state_dict", "save_pretrained") and (
+        reading.is_in_foreign_trainer or tracked.is_adapted
+    ):
         return None
     if name in _MODEL_ACTIONS and own is None:
         found = reading.record_with_keywords(_MODEL_ACTIONS[name], call, tracked)
@@ -438,6 +444,8 @@ def _call_accelerator(reading: Reading, name: str, call: CallSite) -> Value:
         reading.record(Action.BACKWARD, call.node, forwards=_forwards(reading))
     elif name == "clip_grad_norm_":
         _record_clip(reading, call)
+    elif name == "clip_grad_value_":
+        reading.record(Action.CLIP_VALUE, call.node)
     elif name in _GATHERS:
         _record_gather(reading, call, is_of_tensors="use_gather_object" not in call.keywords)
     elif name in _ACCELERATOR_ACTIONS:

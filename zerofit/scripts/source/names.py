@@ -49,6 +49,10 @@ PARSE_CALLS = {
 PLAIN_ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 """transformers' own, whose fields and defaults the catalog has; TRL's classes have others."""
 PLUGINS = {f"accelerate.{module}DeepSpeedPlugin" for module in ("", "utils.", "utils.dataclasses.")}
+FSDP_PLUGINS = {
+    f"accelerate.{module}FullyShardedDataParallelPlugin" for module in ("", "utils.", "utils.dataclasses.")
+}
+QUANTIZERS = {f"transformers.{module}BitsAndBytesConfig" for module in ("", "utils.quantization_config.")}
 ARGUMENT_PARSERS = {"argparse.ArgumentParser"}
 DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
 """Adds options to a parser and returns it: --deepspeed and --deepspeed_config, not --local_rank."""

@@ -20,6 +20,7 @@ DEEPSPEED_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
 SCRIPT_FILE = "train.py"
 SHELL_FILE = "run.sh"
+FSDP_JSON = "fsdp.json"
 """Names of an example's files."""
 TWO_RANKS = Topology(world_size=2)
 ON_CPU = Topology(world_size=2, on_cpu=True)
@@ -43,6 +44,8 @@ class Example:
     """The command line up to the script: "accelerate launch --zero_stage 3"."""
     script: str | None = None
     """The source of train.py."""
+    fsdp: Mapping[str, Any] | str | None = None
+    """fsdp.json, which TrainingArguments name."""
     shell: str | None = None
     """The shell script with the command, instead of `command`."""
     lacks_script: bool = False
@@ -107,6 +110,8 @@ def example_files(example: Example) -> dict[str, str]:
         files[ACCELERATE_FILE] = _yaml(example.accelerate)
     if example.script is not None:
         files[SCRIPT_FILE] = example.script
+    if example.fsdp is not None:
+        files[FSDP_JSON] = _json(example.fsdp)
     return files
 
 
@@ -166,6 +171,10 @@ LAUNCH_FILE: dict[str, Any] = {
     "num_processes": 1,
 }
 """The file of `accelerate config` for one rank, without a DeepSpeed section."""
+FSDP_FILE: dict[str, Any] = {**LAUNCH_FILE, "distributed_type": "FSDP", "num_processes": 2}
+"""The file of `accelerate config` for two ranks under FSDP, without its section."""
+FSDP2: dict[str, Any] = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+"""Its section for FSDP 2."""
 ZERO2_LAUNCH = {**LAUNCH_FILE, "deepspeed_config": {"zero_stage": 2}}
 NAMING_LAUNCH = {**LAUNCH_FILE, "deepspeed_config": {"deepspeed_config_file": DEEPSPEED_FILE}}
 """The same, with the example's DeepSpeed file."""
@@ -175,6 +184,11 @@ LAUNCH = "accelerate launch --config_file accelerate.yaml"
 def launching(section: Mapping[str, Any] | None = None, /, **top: Any) -> Example:
     """Return an example with only a file of `accelerate config`: top-level keys, and its section."""
     return Example(accelerate={**LAUNCH_FILE, **top, "deepspeed_config": section or {"zero_stage": 2}})
+
+
+def sharding(script: str, /, **more: Any) -> Example:
+    """Return an example of a script under FSDP 2, by a file with more settings in its section."""
+    return Example(accelerate={**FSDP_FILE, "fsdp_config": {**FSDP2, **more}}, script=script)
 
 
 def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -53,6 +53,18 @@ _ACCELERATE_SYNTAX = Rule(
 )
 
 
+_FSDP_SYNTAX = Rule(
+    id="fsdp-config-syntax",
+    severity=Severity.ERROR,
+    summary="the file of fsdp_config can't be read",
+    why="Trainer reads strict JSON, and stops at the first invalid character",
+    fix=_FIX,
+    see="https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/training_args.py",
+    find=_broken(FileKind.FSDP),
+    evidence=fails("JSONDecodeError"),
+)
+
+
 _SCRIPT_SYNTAX = Rule(
     id="script-syntax",
     severity=Severity.ERROR,

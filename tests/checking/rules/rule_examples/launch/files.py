@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rule_examples.example import Example, Examples, config, native
+from rule_examples.example import EVALUATES, Example, Examples, changed, config, native
 
 _CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
 _LAUNCH = (
@@ -15,6 +15,14 @@ def _naming(name: str) -> Example:
     return Example(deepspeed=config(2), accelerate={**launch, "num_processes": 2})
 
 
+_SHARDED = changed(EVALUATES, 'deepspeed="ds_config.json"', 'fsdp=True, fsdp_config="fsdp.json"')
+_SHARDED = changed(_SHARDED, "trainer.evaluate()\n", "")
+
+
+def _by_file(text: str) -> Example:
+    return Example(command="torchrun --nproc_per_node 2", script=_SHARDED, fsdp=text)
+
+
 EXAMPLES = {
     "deepspeed-syntax": Examples(
         bad=native(_CONFIG[:-1]),
@@ -23,6 +31,10 @@ EXAMPLES = {
     "accelerate-syntax": Examples(
         bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
         good=Example(accelerate=_LAUNCH),
+    ),
+    "fsdp-config-syntax": Examples(
+        bad=_by_file('{"version": 2,}'),
+        good=_by_file('{"version": 2}'),
     ),
     "script-syntax": Examples(
         bad=Example(script='print("weights"\n'),
