@@ -160,12 +160,12 @@ _ATTENTION = _LINEAR[:4]
 
 
 def _refs(model: str, micro: int, seconds: float, *, is_lora: bool) -> PublishedStep:
-    more = {"lora": Lora(rank=16, target_modules=_ATTENTION)} if is_lora else {}
+    lora = Lora(rank=16, target_modules=_ATTENTION) if is_lora else None
     how = f"{'lora' if is_lora else 'full'} batch {micro}"
     unknown = "experts in the loop of transformers 4" if "mixtral" in model else ""
     return PublishedStep(
         f"fms-acceleration {model} {how}, 2 A100", _REFS, seconds, model, "A100-80G", 4096,
-        _strategy(micro, **more), 2, is_fsdp2=False, not_known=unknown,
+        _strategy(micro, lora=lora), 2, is_fsdp2=False, not_known=unknown,
     )  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def estimated(case: PublishedStep) -> StepTime:
 
 def results() -> dict[str, Any]:
     """Return every step with its prediction, and the errors by engine and training."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in CASES:
         estimate = estimated(case)
         rows.append(

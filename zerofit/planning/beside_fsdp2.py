@@ -78,5 +78,7 @@ def best_untraced(
     ]
     if known:
         return min(known, key=lambda best: (tier_in(problem, best.strategy), best.seconds or 0.0))
-    least = min(on_gpus, key=estimator.least_bytes, default=None)
-    return least and Untraced(strategy=least, least_bytes=estimator.least_bytes(least), seconds=None)
+    smallest = min(on_gpus, key=estimator.least_bytes, default=None)
+    if smallest is None:
+        return None
+    return Untraced(strategy=smallest, least_bytes=estimator.least_bytes(smallest), seconds=None)
