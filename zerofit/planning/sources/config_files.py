@@ -14,8 +14,9 @@ from zerofit.checking.inputs.accelerate import (
     finite_number,
     whole_number,
 )
+from zerofit.checking.inputs.named_files import inline_json
 from zerofit.checking.inputs.situations import situations
-from zerofit.checking.read_targets import inline_json, read_targets
+from zerofit.checking.read_targets import read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules.accelerate.file import REFUSED_BY_ACCELERATE
 from zerofit.checking.rules.deepspeed.values import REFUSED_BY_DEEPSPEED
