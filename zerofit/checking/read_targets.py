@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.checking.inputs.hostfiles import read_hostfile
-from zerofit.checking.inputs.named_files import inline_json, named_files, resumed_from
+from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.inputs.programs import (
     LAUNCHERS,
     file_of_shell,
@@ -22,7 +22,7 @@ from zerofit.checking.inputs.programs import (
     text_of_shell,
     unknown_program,
 )
-from zerofit.checking.script_files import read_bytes, script_file
+from zerofit.checking.script_files import inline_json, read_bytes, script_file
 from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, format_of, read_document

@@ -14,13 +14,13 @@ from zerofit.checking.inputs.accelerate import (
     finite_number,
     whole_number,
 )
-from zerofit.checking.inputs.named_files import inline_json
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules.accelerate.file import REFUSED_BY_ACCELERATE
 from zerofit.checking.rules.deepspeed.values import REFUSED_BY_DEEPSPEED
 from zerofit.checking.rules.launch.files import RULES as FILE_RULES
+from zerofit.checking.script_files import inline_json
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.overrides import Overrides
 from zerofit.core.setting import Place, Said
