@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from contextlib import suppress
@@ -25,7 +24,7 @@ from zerofit.checking.inputs.programs import (
 )
 from zerofit.checking.inputs.zerofit_line import reads_default_file
 from zerofit.checking.launch_line import with_line_behind
-from zerofit.checking.script_files import read_bytes, script_file
+from zerofit.checking.script_files import inline_json, read_bytes, script_file
 from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.json import why_not_json
@@ -36,7 +35,7 @@ from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from zerofit.checking.inputs.hostfiles import Hostfile
     from zerofit.checking.inputs.programs import OtherProgram
@@ -292,16 +291,13 @@ class _Reading:
                         why="arguments after a script or launcher belong to it",
                         fix=f"zerofit check {word} FILES",
                     )
-                if self._has_lines_alone() and _is_argument(word):
+                if _is_argument(word, self.files.values()):
                     continue  # bash run.sh WORD
                 if self._read_target(word).kind is FileKind.SCRIPT:
                     return tuple(words[number + 1 :])
             except UserError as error:
                 self.errors.append(error)
         return ()
-
-    def _has_lines_alone(self) -> bool:
-        return bool(self.files) and all(file.kind is FileKind.LINES for file in self.files.values())
 
     def read_command(self, command: LaunchCommand) -> None:
         """Read a launch command's script, and accelerate's default file if no flag names one."""
@@ -470,9 +466,10 @@ def _has_lines(name: str, data: bytes) -> bool:
     return has_lines(name, data)
 
 
-def _is_argument(word: str) -> bool:
+def _is_argument(word: str, files: Collection[TargetFile]) -> bool:
     """Return True for a word behind a shell script that names no file."""
-    return not os.path.exists(word) and not os.path.splitext(word)[1] and not word.startswith("-")
+    is_behind = bool(files) and all(file.kind is FileKind.LINES for file in files)
+    return is_behind and not (os.path.exists(word) or os.path.splitext(word)[1] or word.startswith("-"))
 
 
 def _is_flag(word: str) -> bool:
@@ -522,13 +519,6 @@ def _configuration(name: str, content: bytes | str, kind: FileKind | None = None
 def _is_path(value: str) -> bool:
     """Return True if a value can only be a file, not a script's keyword or a shell variable."""
     return "$" not in value and ("/" in value or "." in value)
-
-
-def inline_json(value: str) -> str | None:
-    """Return the JSON given instead of a file name, plain or in base64; accelerate accepts both."""
-    with suppress(ValueError):  # raised by binascii and utf-8
-        value = value if value.lstrip().startswith("{") else base64.urlsafe_b64decode(value).decode("utf-8")
-    return value if value.lstrip().startswith("{") else None
 
 
 def _is_dotted(name: str) -> bool:

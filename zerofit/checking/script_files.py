@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
+from contextlib import suppress
 
 from zerofit.checking.targets import TargetFile
 from zerofit.configs.document import FileKind
@@ -72,3 +74,10 @@ def script_file(name: str) -> TargetFile:
         return TargetFile(name=name, kind=FileKind.SCRIPT, source=decode_script(data))
     except Unreadable as error:
         return TargetFile(name=name, kind=FileKind.SCRIPT, broken=error)
+
+
+def inline_json(value: str) -> str | None:
+    """Return the JSON given instead of a file name, plain or in base64; accelerate accepts both."""
+    with suppress(ValueError):  # raised by binascii and utf-8
+        value = value if value.lstrip().startswith("{") else base64.urlsafe_b64decode(value).decode("utf-8")
+    return value if value.lstrip().startswith("{") else None

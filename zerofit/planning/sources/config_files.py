@@ -21,9 +21,10 @@ from zerofit.checking.inputs.fsdp import read_fsdp
 from zerofit.checking.inputs.fsdp_words import words_of_accelerate
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.zerofit_line import PLANNED_FIELDS
-from zerofit.checking.read_targets import inline_json, read_targets
+from zerofit.checking.read_targets import read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ON_READING
+from zerofit.checking.script_files import inline_json
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.overrides import OF_FSDP2, Overrides, with_engine_of
 from zerofit.core.setting import Place, Said

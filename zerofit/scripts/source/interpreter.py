@@ -505,9 +505,9 @@ def _call(reading: Reading, node: ast.Call) -> Value:
         case LocalFunction():
             for place, argument in enumerate(node.args[: len(call.arguments)]):
                 call.arguments[place] = share_or(call.arguments[place], argument, reading.scope)
-                _record_gathered_state(reading, callee, argument)
+                weights.record_gathered(reading, callee, argument, lambda owner: evaluate(reading, owner))
             result = run_function(reading, callee, call)
-            return calls.iterator_over(call) if result is None and _yields(callee.node) else result
+            return calls.iterator_over(call) if result is None and weights.yields(callee.node) else result
         case LocalClass():
             return make_instance(reading, callee, call)
         case Method():
@@ -517,37 +517,6 @@ def _call(reading: Reading, node: ast.Call) -> Value:
             reading.record(Action.FORWARD, node, callee)
             return None
     return calls.call_unknown(reading, call)
-
-
-def _yields(function: ast.AST) -> bool:
-    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function))
-
-
-def _record_gathered_state(reading: Reading, function: LocalFunction, argument: ast.expr) -> None:
-    """Record that a model's state_dict() goes to a function that gathers what DeepSpeed has partitioned."""
-    if isinstance(argument, ast.Name) and (assigned := reading.scope.assigned(argument.id)):
-        argument = assigned[-1]
-    called = argument.func if isinstance(argument, ast.Call) else None
-    if not isinstance(called, ast.Attribute) or called.attr != "state_dict":
-        return
-    is_path = isinstance(called.value, (ast.Name, ast.Attribute))
-    model = evaluate(reading, called.value) if is_path else None
-    if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
-        return
-    # state_dict() of other models is recorded wherever it is called.
-    if (model.is_adapted or reading.is_in_foreign_trainer) and _gathers(function):
-        reading.record(Action.GATHER_STATE_DICT, argument, model)
-
-
-def _gathers(function: LocalFunction, steps: int = 0) -> bool:
-    """Return True if a function, or one of the script's that it calls, asks parameters for DeepSpeed's id."""
-    nodes = list(ast.walk(function.node))
-    if any(getattr(node, "attr", getattr(node, "value", None)) in ("ds_id", "ds_status") for node in nodes):
-        return True
-    names_used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    values = map(function.scope.look_up, sorted(names_used))
-    called = [value for value in values if isinstance(value, LocalFunction)]
-    return steps < 2 and any(_gathers(value, steps + 1) for value in called)
 
 
 def _call_site(reading: Reading, node: ast.Call) -> CallSite:

@@ -1,4 +1,4 @@
-"""The number format of a model's weights, as far as the source shows that all of them have it."""
+"""The number format of a model's weights, as far as the source shows it, and what gathers copies of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import ast
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence, Said
+from zerofit.scripts.facts import Action
 from zerofit.scripts.source.conditions import is_fp16_test
 from zerofit.scripts.source.reading import given_to
-from zerofit.scripts.source.values import Constant, Dotted, HalfOfRun, ObjectKind, TrackedObject
+from zerofit.scripts.source.values import (
+    Constant,
+    Dotted,
+    HalfOfRun,
+    LocalFunction,
+    ObjectKind,
+    TrackedObject,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -112,3 +120,37 @@ def half_weights(
     is_sure = not may_skip and (is_trainer or len(trained) == len(optimizers) > 0)
     confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
     return Said(value=None, text=by.text, place=by.place, confidence=confidence)
+
+
+def yields(function: ast.AST) -> bool:
+    """Return True if a function is a generator."""
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function))
+
+
+def record_gathered(
+    reading: Reading, function: LocalFunction, argument: ast.expr, evaluate: Callable[[ast.expr], Value]
+) -> None:
+    """Record that a model's state_dict() goes to a function that gathers what DeepSpeed has partitioned."""
+    if isinstance(argument, ast.Name) and (assigned := reading.scope.assigned(argument.id)):
+        argument = assigned[-1]
+    called = argument.func if isinstance(argument, ast.Call) else None
+    if not isinstance(called, ast.Attribute) or called.attr != "state_dict":
+        return
+    is_path = isinstance(called.value, (ast.Name, ast.Attribute))
+    model = evaluate(called.value) if is_path else None
+    if not isinstance(model, TrackedObject) or model.kind is not ObjectKind.MODEL:
+        return
+    # state_dict() of other models is recorded wherever it is called.
+    if (model.is_adapted or reading.is_in_foreign_trainer) and _gathers(function):
+        reading.record(Action.GATHER_STATE_DICT, argument, model)
+
+
+def _gathers(function: LocalFunction, steps: int = 0) -> bool:
+    """Return True if a function, or one of the script's that it calls, asks parameters for DeepSpeed's id."""
+    nodes = list(ast.walk(function.node))
+    if any(getattr(node, "attr", getattr(node, "value", None)) in ("ds_id", "ds_status") for node in nodes):
+        return True
+    names_used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    values = map(function.scope.look_up, sorted(names_used))
+    called = [value for value in values if isinstance(value, LocalFunction)]
+    return steps < 2 and any(_gathers(value, steps + 1) for value in called)

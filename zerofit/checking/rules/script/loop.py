@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of, launch_value, whole_number
 from zerofit.checking.inputs.script_arguments import argument_pairs, given_argument
-from zerofit.checking.rule import ACCELERATE, DIFFERS, Hit, Rule, Severity, declared, fails
+from zerofit.checking.rule import (
+    ACCELERATE,
+    DIFFERS,
+    Effect,
+    Hit,
+    Reproduction,
+    Rule,
+    Severity,
+    declared,
+    fails,
+)
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unguarded_calls
 from zerofit.checking.rules.script.limits import beyond_limit
 from zerofit.core.command import Route
@@ -62,7 +72,9 @@ _STEPS_NAMES = ("gradient_accumulation_steps", "grad_accum_steps", "gradient_acc
     why="accumulate() counts to the Accelerator's own number, which is 1 by default",
     fix="give Accelerator(gradient_accumulation_steps=...) the value",
     see=_ACCUMULATION_DOCS,
-    evidence=DIFFERS,
+    evidence=Reproduction(
+        outcome=Effect.DIFFERS, not_reproduced="the harness has no reference for its good example"
+    ),
 )
 def _not_told(situation: Situation) -> Iterator[Hit]:
     script = situation.script

@@ -11,8 +11,9 @@ from zerofit.checking.rule import (
     ACCELERATE,
     COSTS,
     DEEPSPEED,
-    DIFFERS,
+    Effect,
     Hit,
+    Reproduction,
     Rule,
     Severity,
     declared,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import Keyword, Model
 
 
+_NO_REFERENCE = "the harness has no reference for its good example"
 _DEVICE_MAP = "device_map"
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Values of device_map that spread the layers over all GPUs of the machine."""
@@ -337,7 +339,7 @@ def _takes_loaders_size(situation: Situation) -> bool:
     why="accelerate splits the batches of a DataLoader over the ranks, and knows nothing else",
     fix="prepare the DataLoader, and iterate over the prepared one",
     see=f"{ACCELERATE}/accelerator.py",
-    evidence=DIFFERS,
+    evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NO_REFERENCE),
 )
 def _prepares_iterator(situation: Situation) -> Iterator[Hit]:
     script, ranks = situation.script, situation.topology
@@ -355,7 +357,7 @@ def _prepares_iterator(situation: Situation) -> Iterator[Hit]:
     why="accelerate only takes the placeholder if DeepSpeed's file says which scheduler it stands for",
     fix="create a real scheduler where the file has none, and DummyScheduler where it has one",
     see=f"{ACCELERATE}/accelerator.py",
-    evidence=fails("You cannot create a `DummyScheduler` without specifying a scheduler"),
+    evidence=fails("Either specify a scheduler in the config file", not_reproduced=_NO_REFERENCE),
 )
 @at_stages(*EVERY_STAGE)
 def _dummy_without_section(situation: Situation) -> Iterator[Hit]:
@@ -387,7 +389,7 @@ _MEANT = {"num_warmup_steps": "warmup_num_steps", "num_training_steps": "total_n
     why="it takes any, and hands only total_num_steps and warmup_num_steps to DeepSpeed's scheduler",
     fix="use its names: total_num_steps and warmup_num_steps",
     see=f"{ACCELERATE}/utils/deepspeed.py",
-    evidence=DIFFERS,
+    evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced=_NO_REFERENCE),
 )
 def _ignored_by_dummy(situation: Situation) -> Iterator[Hit]:
     script = situation.script
