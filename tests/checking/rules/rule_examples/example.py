@@ -48,7 +48,7 @@ class Example:
     """fsdp.json, which TrainingArguments name."""
     shell: str | None = None
     """The shell script with the command, instead of `command`."""
-    lacks_script: bool = False
+    lacks_script: bool | None = None
     """True if the command's script does not exist."""
     hostfile: str | None = None
     """The file `hostfile`, which DeepSpeed's launcher reads."""
