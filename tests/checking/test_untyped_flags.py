@@ -48,14 +48,21 @@ def _untyped(situation: Situation, rules: tuple[Rule, ...], *, typed: tuple[str,
     return [flag for finding in findings for flag in untyped_flags(typed, finding.as_text())]
 
 
+_SWITCHES = {
+    "tf32": ("--tf32",),
+    "liger": ("--liger",),
+    "fsdp2": ("--reshard-after-forward", "--tensor-parallel-size"),
+}
+"""By the first word of a rule: flags that its example has typed."""
+
+
 def _untyped_in_finding(rule: Rule) -> list[str]:
     (situation,) = situations_of_example(EXAMPLES[rule.id].bad)
     of_script = {name: getattr(situation, name) for name in ("script", "route", "trainer")}
     planned = replace(situation_of(situation), **of_script)
     kind = rule.id.partition("-")[0]
     # What only a flag switches on was typed: neither a planner nor a preset chooses it.
-    typed = {"tf32": "--tf32", "liger": "--liger"}.get(kind, f"--{kind}-parallel-size")
-    return _untyped(planned, (rule,), typed=(typed,))
+    return _untyped(planned, (rule,), typed=_SWITCHES.get(kind, (f"--{kind}-parallel-size",)))
 
 
 def test_a_finding_on_a_planned_strategy_names_no_flag_of_it() -> None:

@@ -53,6 +53,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--engine deepspeed --zero-stage 3 torchrun --nproc_per_node 2 train.py", ()),
         ("--zero-stag 3 accelerate launch train.py", ("launch-unknown-flag",)),
         ("--bogus accelerate launch train.py", ("launch-unknown-flag",)),
+        ("torchrun --nproc_per_node 2 nothing.py", ("launched-script-missing",)),
     ],
 )
 def test_a_line_of_zerofit_is_read_as_launch_reads_it(line: str, rules: tuple[str, ...]) -> None:
@@ -64,7 +65,6 @@ def test_a_line_of_zerofit_is_read_as_launch_reads_it(line: str, rules: tuple[st
     ("line", "rule"),
     [
         ("accelerate launch --use_megatron_lm train.py", "launcher-flag-not-taken"),
-        ("torchrun --nproc_per_node 2 nothing.py", "script-missing"),
         ("accelerate launch --num_processes two train.py", "launch-flag-value"),
         ("srun accelerate launch train.py", "runner-behind-zerofit"),
         ("deepspeed --include node-0@node-1 train.py", "launcher-flag-not-taken"),

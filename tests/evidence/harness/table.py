@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from zerofit.checking.rule import Rule
 
 _LATER = {
-    **dict.fromkeys(("shell", "capture", "ranks", "fsdp", "hostfile")),
-    "lacks_script": False,
+    **dict.fromkeys(("shell", "capture", "ranks", "fsdp", "hostfile", "lacks_script")),
     **{
         name: getattr(Strategy(), name)
         for name in ("reshard_after_forward", "state_dict_type", "quant_storage")

@@ -172,15 +172,17 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return parsers.with_options(call.arguments[0], names.DEEPSPEED_OPTIONS) if call.arguments else None
     if name == names.ZERO_INIT or (last == "HfDeepSpeedConfig" and not name.startswith("accelerate.")):
         return config_reads.record_reader(reading, name, call)
+    if last == "BitsAndBytesConfig":
+        model_options.note_quantizer(reading, call)
     if name in _RECORDED_ONLY:
         reading.record_with_keywords(_RECORDED_ONLY[name], call)
         return None
     if name == names.PATH:
         return config_reads.opened(reading, call, "path")
+    if name in names.DUMMY_SCHEDULERS:
+        _record_dummy_scheduler(reading, call)
     if (scheduler := schedules.make_scheduler(reading, name, call)) is not None:
         return scheduler
-    if last == "BitsAndBytesConfig":
-        model_options.note_quantizer(reading, call)
     if name in names.LOADS | names.COPIES:
         return config_reads.content_of(call)
     if names.is_trainer(name):
@@ -212,8 +214,6 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return TrackedObject(
             kind=ObjectKind.LOADER, node=node, has_batch_size=_has_batch_size(call), has_sampler=has_sampler
         )
-    elif name in names.DUMMY_SCHEDULERS:
-        _record_dummy_scheduler(reading, call)
     elif last == "cycle" and (iterator := iterator_over(call)) is not None:
         return iterator
     else:

@@ -38,8 +38,8 @@ def _under_fsdp2(
     id="zero-stage-under-fsdp2",
     severity=Severity.ERROR,
     summary="ZeRO stages are DeepSpeed's, FSDP2 has none",
-    why="FSDP2 always shards parameters, gradients and optimizer states: as ZeRO-3 with "
-    "--reshard-after-forward, its default, as ZeRO-2 with --no-reshard-after-forward",
+    why="FSDP2 always shards parameters, gradients and optimizer states: as ZeRO-3 if it "
+    "reshards after the forward pass (its default), as ZeRO-2 if not",
     fix="leave out {zero_stage}, or {engine} fsdp2",
     see=_DOCS,
     evidence=REFUSED,

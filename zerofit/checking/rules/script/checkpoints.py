@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import launch_of, launch_value
+from zerofit.checking.inputs.fsdp_run import fsdp_of
 from zerofit.checking.rule import ACCELERATE, DIFFERS, HANGS, Hit, Rule, Severity, declared, ignored
 from zerofit.checking.rules.script.hits import hit_under_condition, is_without_deepspeed, unguarded_calls
 from zerofit.core.command import Launcher
@@ -34,6 +35,8 @@ _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/checkpoint"
     evidence=HANGS,
 )
 def _saves_on_one_rank(situation: Situation) -> Iterator[Hit]:
+    if fsdp_of(situation) is not None:
+        return  # fsdp-checkpoint-needs-all-ranks
     for call in _on_one_rank(situation, Action.SAVE_STATE):
         waits = _waiting(situation)
         if waits is not None and is_without_deepspeed(situation):

@@ -67,6 +67,14 @@ EXAMPLES = {
         bad=Example(deepspeed=_OFFLOADED, script=_SGD),
         good=Example(deepspeed=_UNFORCED, script=_SGD),
     ),
+    "offload-changes-weight-decay": Examples(
+        bad=Example(deepspeed=_OFFLOADED, script=_ADAMW_8BIT),
+        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
+    ),
+    "offload-ignores-eight-bits": Examples(
+        bad=Example(deepspeed=_OFFLOADED, script=_TRAINER_8BIT),
+        good=Example(deepspeed=_OFFLOADED, script=_TRAINER_8BIT.replace("adamw_8bit", "adamw_torch")),
+    ),
     "offload-swap-fails-in-step": Examples(
         bad=Example(deepspeed=_OFFLOADED, script=_ADAFACTOR),
         good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
@@ -106,14 +114,6 @@ EXAMPLES = {
     "engine-passes-no-closure": Examples(
         bad=Example(deepspeed=one_step(2), script=_LBFGS),
         good=Example(deepspeed=one_step(2), script=_ADAMW),
-    ),
-    "offload-changes-weight-decay": Examples(
-        bad=Example(deepspeed=_OFFLOADED, script=_ADAMW_8BIT),
-        good=Example(deepspeed=_OFFLOADED, script=_ADAMW),
-    ),
-    "offload-ignores-eight-bits": Examples(
-        bad=Example(deepspeed=_OFFLOADED, script=_TRAINER_8BIT),
-        good=Example(deepspeed=_OFFLOADED, script=_TRAINER_8BIT.replace("adamw_8bit", "adamw_torch")),
     ),
     "unknown-optimizer-type": Examples(
         bad=Example(deepspeed=_with_section("AdamP"), script=_DUMMY),

@@ -121,13 +121,13 @@ _TWO_STEPS = "--gradient_accumulation_steps 2"
 
 
 EXAMPLES = {
-    "accelerator-not-told-accumulation": Examples(
-        bad=Example(command="accelerate launch", script=_NOT_TOLD, arguments=_TWO_STEPS),
-        good=Example(command="accelerate launch", script=_TOLD, arguments=_TWO_STEPS),
-    ),
     "accumulation-needs-accumulate": Examples(
         bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
+    ),
+    "accelerator-not-told-accumulation": Examples(
+        bad=Example(command="accelerate launch", script=_NOT_TOLD, arguments=_TWO_STEPS),
+        good=Example(command="accelerate launch", script=_TOLD, arguments=_TWO_STEPS),
     ),
     "accumulation-by-hand": Examples(
         bad=at_zero(1, _MANUAL),

@@ -88,25 +88,6 @@ _SCHEDULER = {"type": "WarmupDecayLR", "params": _WARMUP}
 
 
 EXAMPLES = {
-    "prepare-splits-no-iterator": Examples(
-        bad=Example(command="accelerate launch --num_processes 2", script=_PREPARES_ITERATOR),
-        good=Example(command="accelerate launch --num_processes 2", script=_PREPARES_LOADER),
-    ),
-    "dummy-scheduler-needs-section": Examples(
-        bad=Example(deepspeed=zero(1, optimizer=_OPTIMIZER), script=_DUMMIES),
-        good=Example(deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER), script=_DUMMIES),
-    ),
-    "dummy-scheduler-argument-ignored": Examples(
-        bad=Example(
-            deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER),
-            script=changed(_DUMMIES, "warmup_num_steps=4", "num_warmup_steps=4"),
-        ),
-        good=Example(deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER), script=_DUMMIES),
-    ),
-    "unsloth-without-zero3": Examples(
-        bad=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth true"),
-        good=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth false"),
-    ),
     "zero3-device-map": Examples(
         bad=at_zero(
             3, changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")')
@@ -132,6 +113,10 @@ EXAMPLES = {
         bad=at_zero(3, _QUANTIZED),
         good=at_zero(2, _QUANTIZED),
     ),
+    "unsloth-without-zero3": Examples(
+        bad=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth true"),
+        good=at_zero(3, SMALL, command="accelerate launch", arguments="--use_unsloth false"),
+    ),
     "zero3-model-made-whole": Examples(
         bad=at_zero(3, _MADE_WHOLE),
         good=at_zero(3, LOADED),
@@ -153,6 +138,21 @@ EXAMPLES = {
     "prepare-needs-batch-size": Examples(
         bad=Example(deepspeed=_AUTO, script=changed(SMALL, _PREPARES, _LOADER_APART)),
         good=Example(deepspeed=_AUTO, script=SMALL),
+    ),
+    "prepare-splits-no-iterator": Examples(
+        bad=Example(command="accelerate launch --num_processes 2", script=_PREPARES_ITERATOR),
+        good=Example(command="accelerate launch --num_processes 2", script=_PREPARES_LOADER),
+    ),
+    "dummy-scheduler-needs-section": Examples(
+        bad=Example(deepspeed=zero(1, optimizer=_OPTIMIZER), script=_DUMMIES),
+        good=Example(deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER), script=_DUMMIES),
+    ),
+    "dummy-scheduler-argument-ignored": Examples(
+        bad=Example(
+            deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER),
+            script=changed(_DUMMIES, "warmup_num_steps=4", "num_warmup_steps=4"),
+        ),
+        good=Example(deepspeed=zero(1, optimizer=_OPTIMIZER, scheduler=_SCHEDULER), script=_DUMMIES),
     ),
     "zero12-needs-optimizer": Examples(
         bad=at_zero(2, _EVALUATION),

@@ -62,10 +62,6 @@ _HELPED_RIGHTLY = changed(_HELPED, "model.module.state_dict()", "dict(model.modu
 
 
 EXAMPLES = {
-    "zero3-state-dict-not-gathered": Examples(
-        bad=at_zero(3, _HELPED),
-        good=at_zero(3, _HELPED_RIGHTLY),
-    ),
     "all-ranks-must-meet": Examples(
         bad=at_zero(1, ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
         good=at_zero(1, ending(SMALL, "accelerator.wait_for_everyone()")),
@@ -85,6 +81,10 @@ EXAMPLES = {
     "zero3-save-needs-gathered-weights": Examples(
         bad=at_zero(3, ending(LANGUAGE, _SAVES.format(""))),
         good=at_zero(3, ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
+    ),
+    "zero3-state-dict-not-gathered": Examples(
+        bad=at_zero(3, _HELPED),
+        good=at_zero(3, _HELPED_RIGHTLY),
     ),
     "zero3-generate-in-step": Examples(
         bad=at_zero(3, ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
