@@ -39,13 +39,14 @@ from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
+from zerofit.planning.closed_form_estimator import closed_form_memory
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.model_use import ModelUse
-from zerofit.planning.training_estimator import closed_form_memory, trace_request_for
+from zerofit.planning.training_estimator import trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

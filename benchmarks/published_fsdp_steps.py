@@ -27,9 +27,9 @@ from zerofit.core.strategy import (
     Strategy,
 )
 from zerofit.machine.rates import catalog_rates
+from zerofit.planning.closed_form_estimator import QUANTIZED_TIME
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.step_time import estimate_step_time
-from zerofit.planning.training_estimator import QUANTIZED_TIME
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import StepTime

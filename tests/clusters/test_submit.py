@@ -95,6 +95,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
     run = _submit_here(same_folder, *words, "--global-batch-size", "64", "never.py").check()
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%, 26 ms ±50% a step",
+        "chosen by closed forms, and a trace may choose another: leave out --fast for that",
         "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
         "zerofit: the job may get any type of GPU: --constraint names the one that the plan is for",
         "zerofit: the number of steps is unknown: the script was not run here, and none of its arguments "

@@ -206,6 +206,7 @@ def test_parallel_groups_are_kept() -> None:
         "sequence_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "pipeline_stages_per_rank": 1,
+        "dp_replicate_size": 1,
     }
     assert kept.overrides.where("tensor_parallel_size") == "the plan before"
     in_stages = Topology(world_size=4, pipeline_parallel_size=2, pipeline_stages_per_rank=2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from planning_problems import RATES, made_trace, model, problem
 
 from zerofit.core.strategy import Engine, Lora, OffloadDevice, Precision, Quantization, Strategy, ZeroStage
-from zerofit.planning.training_estimator import ClosedFormEstimator
+from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 
 _FREEZES = [("embeddings",), ("embeddings+1",), ("embeddings+2",), ("blocks",), ("all-but-head",)]
 _MODEL = model(num_parameters=140_000_000, num_trainable_parameters=140_000_000)

@@ -32,6 +32,7 @@ def record(rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "world_size": 2,
+        "is_sharded": False,
         "zero_stage": None,
         "optimizers": ["AdamW"],
         "loader_lengths": [8],

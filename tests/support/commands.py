@@ -97,13 +97,13 @@ def parse(words: Sequence[str]) -> click.Context:
         click.UsageError: there is no such verb or flag.
     """
     group: click.Command = zerofit
-    context, rest = click.Context(zerofit, info_name="zerofit"), list(words)
+    context, rest = zerofit.context_class(zerofit, info_name="zerofit", **zerofit.context_settings), list(words)
     while isinstance(group, click.Group) and rest:
         name, found, rest = group.resolve_command(context, rest)
         assert found is not None
         if not isinstance(found, click.Group):
             return found.make_context(name, rest, parent=context)
-        group, context = found, click.Context(found, info_name=name, parent=context)
+        group, context = found, click.Context(found, info_name=name, parent=context, **found.context_settings)
     return context
 
 
@@ -117,7 +117,7 @@ def _of_recipes() -> Iterator[Command]:
 def targets() -> dict[str, str]:
     """Return the targets of the Makefile, each with its help; without one the help is empty."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    found = re.findall(r"^([a-z][a-z-]*):(?!=)[^#\n]*(?:## *(.*))?$", makefile, re.MULTILINE)
+    found = re.findall(r"^([a-z][a-z0-9-]*):(?!=)[^#\n]*(?:## *(.*))?$", makefile, re.MULTILINE)
     return dict(found)
 
 

@@ -13,6 +13,7 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import Precision
 from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
+from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.model_use import use_of_named
 from zerofit.planning.options import MachineFlags, ModelFlags
@@ -20,7 +21,7 @@ from zerofit.planning.problem import Problem
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.solve import Answer, solve
 from zerofit.planning.subject import Subject
-from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
+from zerofit.planning.training_estimator import TrainingEstimator
 
 A100 = GpuSpec(
     name="NVIDIA A100-SXM4-80GB",

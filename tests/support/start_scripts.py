@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _OK = "ok"
-_PLACES = (_ROOT / "benchmarks", _ROOT / "examples", _ROOT / "tests" / "support")
+_PLACES = (
+    _ROOT / "benchmarks",
+    _ROOT / "examples",
+    _ROOT / "tests" / "support",
+    _ROOT / "tests" / "evidence",
+)
 """Where scripts find one another, and what they borrow."""
 
 

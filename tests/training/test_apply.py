@@ -214,9 +214,9 @@ def test_fsdp2_is_configured_by_the_plan_alone(monkeypatch: pytest.MonkeyPatch) 
     assert found == fsdp_environment(FSDP2)
     assert found["FSDP_RESHARD_AFTER_FORWARD"] == "false"
     assert environment["WORLD_SIZE"] == "1"
-    assert changes.lines == [
-        "FSDP2 is configured as the plan says; the launcher brings its own configuration"
-    ]
+    assert changes.lines == (
+        "FSDP2 is configured as the plan says; the launcher brings its own configuration",
+    )
 
 
 def test_deepspeed_is_configured_by_the_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from zerofit.checking import script_files
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.file_kinds import kind_of
 from zerofit.checking.inputs.hostfiles import read_hostfile
@@ -306,7 +307,7 @@ class _Reading:
         self._read_hostfile(command)
         flag = command.find("config_file")
         is_read = self._reads_default and reads_default_file(command)
-        default = _default_accelerate_file() if is_read else None
+        default = script_files.default_accelerate_file() if is_read else None
         if default is not None and (flag is None or not flag.value):
             said = Said(value=default, text="accelerate launch without --config_file")
             self.read_named(said, FileKind.ACCELERATE)
@@ -329,7 +330,7 @@ class _Reading:
         if command.find("module") is not None or (
             command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
         ):
-            script = _file_of_module(name)  # one that is installed elsewhere stays unknown
+            script = script_files.file_of_module(name)  # one that is installed elsewhere stays unknown
         if not os.path.exists(name) and (is_truth(name) or _lacks_value(command)):
             return  # a value that was taken for the script, which a rule reports
         if self._line is not None:
@@ -523,24 +524,6 @@ def _is_path(value: str) -> bool:
 
 def _is_dotted(name: str) -> bool:
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is not None and not name.endswith(".py")
-
-
-def _file_of_module(name: str) -> str | None:
-    """Return the file that `python -m name` runs, if it is below the current folder."""
-    path = name.replace(".", "/")
-    return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
-
-
-def _default_accelerate_file() -> str | None:
-    """Return the file that `accelerate launch` reads by default.
-
-    Source:
-    https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/config/config_args.py
-    """
-    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
-    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
-    files = (os.path.join(home, "accelerate", f"default_config.{suffix}") for suffix in ("yaml", "json"))
-    return next((file for file in files if os.path.isfile(file)), None)
 
 
 def check_target(name: str) -> bytes:

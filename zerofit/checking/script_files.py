@@ -1,4 +1,4 @@
-"""Files from disk: the bytes of any file to check, and a script's text in its own encoding."""
+"""Files from disk: their bytes, a script's text in its own encoding, and where libraries look for theirs."""
 
 from __future__ import annotations
 
@@ -81,3 +81,21 @@ def inline_json(value: str) -> str | None:
     with suppress(ValueError):  # raised by binascii and utf-8
         value = value if value.lstrip().startswith("{") else base64.urlsafe_b64decode(value).decode("utf-8")
     return value if value.lstrip().startswith("{") else None
+
+
+def file_of_module(name: str) -> str | None:
+    """Return the file that `python -m name` runs, if it is below the current folder."""
+    path = name.replace(".", "/")
+    return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
+
+
+def default_accelerate_file() -> str | None:
+    """Return the file that `accelerate launch` reads by default.
+
+    Source:
+    https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/config/config_args.py
+    """
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
+    files = (os.path.join(home, "accelerate", f"default_config.{suffix}") for suffix in ("yaml", "json"))
+    return next((file for file in files if os.path.isfile(file)), None)

@@ -12,10 +12,11 @@ from zerofit.machine.gpu_catalog import load_gpus
 from zerofit.machine.observations import read_observations
 from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import check_libraries_of_traces
+from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.observed_runs import ObservedRuns
 from zerofit.planning.solve import solve
-from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
+from zerofit.planning.training_estimator import TrainingEstimator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -119,7 +119,8 @@ def solve(
         raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
-        layouts = compare_layouts(problem, solve=lambda laid_out: _best_or_nearest(laid_out, estimator_of))
+        best = partial(_best_or_nearest, estimator_of=estimator_of, is_traced=is_traced)
+        layouts = compare_layouts(problem, solve=best)
     screen = _screen(problem, found, space, estimator_of) if screens else None
     may_fit = screen is not None and screen.fit is not Fit.TOO_LARGE
     if not may_fit and (shared := _with_shared_samples(problem, found, estimator_of, presolve)):
@@ -255,8 +256,10 @@ def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
     return placement_of(strategy), strategy.precision, strategy.lora, strategy.quantization, strategy.freeze
 
 
-def _best_or_nearest(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
-    _, _, found = _searched(problem, estimator_of)
+def _best_or_nearest(
+    problem: Problem, *, estimator_of: EstimatorOf, is_traced: bool
+) -> EstimatedStrategy | None:
+    _, _, found = _searched(problem, estimator_of, is_traced=is_traced)
     return found.chosen or found.nearest
 
 

@@ -11,7 +11,6 @@ from planning_problems import A100, VERSIONS, machine, problem, spec_of
 from tiny_traces import run_sharded_once
 
 from zerofit.core.allocation_log import AllocationLog, TraceRequest
-from zerofit.core.errors import UserError
 from zerofit.core.estimates import MemoryEstimate, RunPhase
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Topology
@@ -25,12 +24,14 @@ from zerofit.core.strategy import (
     Strategy,
 )
 from zerofit.machine.rates import catalog_rates
+from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.estimate.device_memory.memory import estimate_memory, play_strategy
 from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.host_memory import estimate_host_memory
 from zerofit.planning.estimate.step_time import estimate_step_time
-from zerofit.planning.training_estimator import ClosedFormEstimator, trace_request_for
+from zerofit.planning.search import EngineRefusedError
+from zerofit.planning.training_estimator import trace_request_for
 
 _CPU = OffloadDevice.CPU
 _FSDP2 = Strategy(engine=Engine.FSDP2, micro_batch_size=4, gradient_accumulation_steps=1)
@@ -160,7 +161,7 @@ def test_accumulation_reduces_once_and_gathers_for_each_micro_batch() -> None:
 def test_fast_has_no_fsdp2() -> None:
     asked = problem(spec=spec_of(engine=Engine.FSDP2))
     estimator = ClosedFormEstimator(asked, trace=_no_trace, rates=catalog_rates())
-    with pytest.raises(UserError, match="fsdp2-needs-trace"):
+    with pytest.raises(EngineRefusedError, match="fsdp2-needs-trace"):
         estimator.estimate(replace(_FSDP2, precision=Precision.BF16))
 
 
