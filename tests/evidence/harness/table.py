@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zerofit.checking.rule import Rule
 
 _LATER = {
+    "dp_replicate_size": 1,
     **dict.fromkeys(("shell", "capture", "ranks", "fsdp", "hostfile", "lacks_script")),
     **{
         name: getattr(Strategy(), name)
