@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _LAUNCH = f"{ACCELERATE}/utils/launch.py"
 _FULL = ("FULL_SHARD", "1")
-_KEEPS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2", "2", "5")
+_KEEPS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "2", "5")
 """Strategies of version 1 that keep gathered weights until backward, as reshard_after_forward: false does."""
 
 
@@ -106,7 +106,7 @@ _UNREAD = {
 def _named_resharding(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     said = fsdp.find("reshard_after_forward")
     if said is not None and truth_of(said.value) is None and is_literal(str(said.value)):
-        right = "false" if str(said.value).upper() in _KEEPS else "true"
+        right = "false" if str(said.value).upper().lstrip("_") in _KEEPS else "true"
         yield hit_of(said, f" with version {fsdp.version}", fix=f"write {right}")
 
 
