@@ -8,6 +8,7 @@ from enum import StrEnum
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 """The start of a shell's VAR=value."""
+SHELLS = ("bash", "sh", "zsh", "dash")
 SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".sbatch", ".slurm", ".pbs", ".lsf")
 _SHEBANG = re.compile(rb"#!\s*\S*/(env\s+)?(ba|z|k|da)?sh\b")
 
