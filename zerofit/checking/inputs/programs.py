@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.command import ASSIGNMENT, SHELL_SUFFIXES
+from zerofit.core.command import ASSIGNMENT, SHELL_SUFFIXES, SHELLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +34,7 @@ _NAMING_WORDS = """
 _NAMING = frozenset(_NAMING_WORDS.split())
 """Flags of these commands whose value may look like a launcher."""
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
-_SHELLS = ("bash", "sh", "zsh", "dash")
-_READERS = (*_SHELLS, "sbatch", "qsub", "bsub")
+_READERS = (*SHELLS, "sbatch", "qsub", "bsub")
 """Commands that run a file of command lines."""
 _TRAINERS = """
     llamafactory-cli train|lmf train|swift sft|swift pt|swift rlhf|axolotl train
@@ -140,7 +139,7 @@ def _behind_runner(words: list[str]) -> list[str]:
 
 def _starts_command(word: str) -> bool:
     program = program_of(word)
-    is_known = program in LAUNCHERS or program in _OTHERS or program in _SHELLS
+    is_known = program in LAUNCHERS or program in _OTHERS or program in SHELLS
     return is_known or PYTHON.match(program) is not None
 
 
@@ -190,7 +189,7 @@ def _other(program: str, words: Sequence[str]) -> OtherProgram:
 def text_of_shell(words: Sequence[str]) -> str | None:
     """Return the text that a line hands to a shell, as bash -c TEXT does; None for any other line."""
     _, rest = without_wrappers(words)
-    if not rest or program_of(rest[0]) not in _SHELLS:
+    if not rest or program_of(rest[0]) not in SHELLS:
         return None
     for flag, text in itertools.pairwise(rest[1:]):
         if not flag.startswith("-"):
@@ -238,7 +237,7 @@ def _runs_launcher(words: Sequence[str]) -> bool:
 def runs_heredoc(words: Sequence[str]) -> bool:
     """Return True for a line that reads its script from standard input: bash, sbatch."""
     _, rest = without_wrappers(words)
-    return any(program_of(word) in (*_SHELLS, "sbatch", "qsub", "ssh") for word in (rest or words)[:1])
+    return any(program_of(word) in (*SHELLS, "sbatch", "qsub", "ssh") for word in (rest or words)[:1])
 
 
 def file_of_shell(words: Sequence[str]) -> str | None:
