@@ -86,6 +86,11 @@ NOT_TOGETHER = {
     ("loop_by_hand", "FSDP2 without resharding, checkpointing"): "its model is none of transformers",
     ("loop_by_hand", "ZeRO-3, checkpointing"): "its model is none of transformers",
     **{
+        ("trainer_seq2seq", way): "its encoder's embeddings are tied, which FSDP2 refuses to train"
+        for way in WAYS
+        if "FSDP2" in way
+    },
+    **{
         ("two_optimizers", way): "DeepSpeed trains one model with one optimizer"
         for way in WAYS
         if "ZeRO" in way or way == "checkpointing"
