@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -49,12 +50,16 @@ def fake_ranks(copies: int, shard_size: int) -> Iterator[Any]:
     Raises:
         RuntimeError: the process is in a process group with others.
     """
+    import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError("this process is in a process group, beside which it can't be rank 0 of another")
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta"):
+        # Collectives of fake tensors, which newer releases have by themselves.
+        importlib.import_module("torch.distributed._tools.fake_collectives")
     with _without_groups(dist.distributed_c10d):
         dist.init_process_group("fake", rank=0, world_size=copies * shard_size, store=FakeStore())
         try:
