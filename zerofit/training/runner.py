@@ -106,6 +106,9 @@ def main(arguments: Sequence[str]) -> int:
         if (named := sharded_weight_error(failure) or sharded_tensor_error(failure)) is not None:
             error = named
             tell(str(named))
+    if last_exit.is_forked_child():  # its end is none of this rank's, whose record and peers must not hear of it
+        last_exit.exit_code = exit_code
+        return exit_code
     if exit_code == 0:
         observe.end()
     end(exit_code, error)
@@ -123,7 +126,9 @@ class LastExit:
     """Exits the process once every exit handler registered after this one has run.
 
     Python runs them in reverse order: created before the script starts, this comes after all of the script's.
-    Handlers of modules loaded even earlier (such as sitecustomize) do not run.
+    Handlers of modules loaded even earlier (such as sitecustomize) do not run. A child that the script has
+    forked and that leaves through sys.exit() ends here too: Python would go on to delete its copies of process
+    groups and CUDA contexts, whose threads exist in the rank alone, and wait for them forever.
     """
 
     exit_code = 1
@@ -133,10 +138,12 @@ class LastExit:
         self._pid = os.getpid()
         atexit.register(self.leave)
 
+    def is_forked_child(self) -> bool:
+        """Return True in a child that the script has forked."""
+        return os.getpid() != self._pid
+
     def leave(self) -> None:
         """End the process now, after flushing its output."""
-        if os.getpid() != self._pid:  # a forked child of the script ends in its own way
-            return
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
