@@ -19,11 +19,12 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.machine.stopping import end_with_agent
 from zerofit.ranks.meeting import end_when_stuck, tell_ended
+from zerofit.scripts.on_import import when_imported
 from zerofit.scripts.run_target import code_of, run_target, script_frames
 from zerofit.training import trial
 from zerofit.training.changes import Changes, tell
 from zerofit.training.hooks import install
-from zerofit.training.reporting import observe
+from zerofit.training.reporting import guard, observe
 from zerofit.training.reporting.record import write_record
 from zerofit.training.reporting.tee import tee_output
 from zerofit.training.saving import stop_signal
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     plan_file, *target = arguments
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(plan_file).parent
-    tee_output(folder / "logs" / f"rank{rank}.log")
+    copier = tee_output(folder / "logs" / f"rank{rank}.log")
     changes = Changes(announce=rank == 0)
 
     def end(exit_code: int, error: BaseException | None) -> None:
@@ -88,6 +89,8 @@ def main(arguments: Sequence[str]) -> int:
         # From here on signals may come.
         observe.start(folder / "ranks", rank, on_cpu=plan.topology.on_cpu)
         install(plan, changes, run_folder=folder.absolute())
+        # Not earlier: a script that only forks, before it imports torch, has one thread.
+        when_imported("torch.autograd", lambda _: guard.start(copier, rank))
         if plan.trial is not None:
             trial.start(plan.trial, end_trial)
         run_target(target)
