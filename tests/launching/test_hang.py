@@ -1,16 +1,25 @@
-"""The stacks of a rank that hangs, and of its DataLoader workers."""
+"""What counts as a hang of real processes, which rank is named, and whose stacks are written."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
-from zerofit.core.rank_observation import read_observation
-from zerofit.launching.hang import dump_stacks
+from zerofit.core.observer import Observer
+from zerofit.core.rank_observation import Phase, read_observation
+from zerofit.launching.hang import RunWatch
+from zerofit.launching.stacks import Stack, StackFrame, dump_stacks
+from zerofit.launching.work import LOG_COPIER, WorkMeter
+from zerofit.training.reporting import copy_output
 
 _RANK = """
 import subprocess, sys, time
@@ -54,3 +63,161 @@ def test_stacks_of_a_rank_and_its_dataloader_worker(tmp_path: Path) -> None:
         for process in (*psutil.Process(rank.pid).children(), rank):
             process.kill()
         rank.wait()
+
+
+_LIKE_A_RANK = """
+import importlib.util, os, signal, subprocess, sys, time
+from pathlib import Path
+from zerofit.core.rank_observation import Phase
+from zerofit.training.reporting import observe
+from zerofit.training.reporting.record import write_record
+
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+observe.start(folder, rank, on_cpu=True)
+own = observe._observed
+spec = importlib.util.spec_from_file_location("c10d", folder / "torch/distributed/distributed_c10d.py")
+c10d = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(c10d)
+own.step = 3
+"""
+"""The start of a process that is watched like a rank; torch, which it does not need, is slow to import."""
+_COLLECTIVES = """
+import time
+
+def barrier(spins=False):
+    until = time.time() + 600
+    while time.time() < until:
+        None if spins else time.sleep(600)
+
+all_reduce = broadcast = barrier
+"""
+_WAITS = "own.move(Phase.BACKWARD); c10d.all_reduce()"
+_SPINS = "own.move(Phase.SAVING); c10d.barrier(spins=True)"
+_WORKS = "while True: pass"
+_SLEEPS = "time.sleep(600)"
+_LIMIT_S = 2
+_PATIENCE_S = 90
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Callable[..., list[subprocess.Popen[bytes]]]]:
+    """Start processes that are watched like ranks, and wait until they can be."""
+    (tmp_path / "torch/distributed").mkdir(parents=True)
+    (tmp_path / "torch/distributed/distributed_c10d.py").write_text(_COLLECTIVES)
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*programs: str) -> list[subprocess.Popen[bytes]]:
+        for rank, program in enumerate(programs):
+            script = tmp_path / f"train{rank}.py"
+            script.write_text(_LIKE_A_RANK + program)
+            begun.append(subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank)]))
+        until = time.monotonic() + _PATIENCE_S
+        while any(read_observation(tmp_path, rank) is None for rank in range(len(programs))):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return begun
+
+    yield start
+    for process in begun:
+        with_below = [*psutil.Process(process.pid).children(), process]
+        for found in with_below:
+            found.kill()
+        process.wait()
+
+
+class _Told(Observer):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+def _watch(folder: Path, *, num_ranks: int = 2, limit_s: float | None = _LIMIT_S, **more: bool) -> RunWatch:
+    ranks = range(num_ranks)
+    return RunWatch(ranks_folder=folder, ranks=ranks, limit_s=limit_s, observer=_Told(), **more)
+
+
+def _hang(watch: RunWatch, *, within_s: float = _PATIENCE_S) -> str | None:
+    """Return how a run hangs; None if it does not in this time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if watch.look():
+            assert watch.hang is not None
+            return watch.hang.sentence
+        time.sleep(0.1)
+    return None
+
+
+_HANGS = {
+    "asleep in its imports": ((_SLEEPS, "own.move(Phase.PREPARING); c10d.broadcast()"), 0, "loading"),
+    "a lock in prepare()": (
+        ("own.move(Phase.PREPARING); import threading; threading.Event().wait()",) * 2,
+        0,
+        "",
+    ),
+    "alone in save_state()": (
+        (_WAITS, "own.move(Phase.SAVING); c10d.barrier()"),
+        1,
+        "waits in barrier, called by",
+    ),
+    "alone in an evaluation": (("own.move(Phase.EVALUATING); c10d.barrier()", _WAITS), 0, "waits in barrier"),
+    "a pipe that nobody writes to": (
+        ("os.mkfifo('f'); open('f')".replace("'f'", "folder / 'f'"), _WAITS),
+        0,
+        "",
+    ),
+    "in an exit handler": (
+        ("own.move(Phase.ENDED)", "own.move(Phase.ENDED); time.sleep(600)"),
+        1,
+        "but its process",
+    ),
+    "failed, in an exit handler": (
+        (
+            _WAITS,
+            "write_record(folder, rank=1, exit_code=1, error=KeyError('a'), changes=()); time.sleep(600)",
+        ),
+        1,
+        "rank 1 has failed with KeyError, and its process does not end",
+    ),
+    "gone without a record": ((_WAITS, "own.move(Phase.FORWARD); os._exit(0)"), 1, "gone without a record"),
+    "stopped": ((_WAITS, "os.kill(os.getpid(), signal.SIGSTOP)"), 1, "is stopped by a signal in"),
+    "a stopped process below it": (
+        (
+            _WAITS,
+            "os.kill(subprocess.Popen(['sleep', '600']).pid, signal.SIGSTOP); own.move(Phase.DATA); "
+            + _SLEEPS,
+        ),
+        1,
+        "a process started by it",
+    ),
+    "waiting takes a core, as on a GPU": (
+        (_SPINS, "own.move(Phase.FORWARD); c10d.all_reduce(True)"),
+        0,
+        "barrier",
+    ),
+    "a loop without an end keeps others waiting": (
+        (_WAITS, _WORKS),
+        1,
+        "though rank 1 used CPU time; rank 1 is in",
+    ),
+}
+
+
+@pytest.mark.parametrize(("programs", "rank", "words"), _HANGS.values(), ids=_HANGS)
+def test_each_hang_is_ended_and_the_rank_named(
+    tmp_path: Path,
+    ranks: Callable[..., list[subprocess.Popen[bytes]]],
+    programs: tuple[str, str],
+    rank: int,
+    words: str,
+) -> None:
+    ranks(*programs)
+    watch = _watch(tmp_path)
+    sentence = _hang(watch)
+    assert sentence is not None
+    assert watch.hang is not None
+    assert watch.hang.rank == rank, sentence
+    assert words in sentence

@@ -99,8 +99,8 @@ class _Ranks:
 def _note_ranks_at_the_end() -> _Ranks:
     """Return a value that is filled when torchrun begins to end ranks.
 
-    torchrun also lists the ranks that it has ended itself as failed, and one that left with exit code 0 not at
-    all.
+    torchrun also lists the ranks that it has ended itself as failed, and one that left with exit code 0 not
+    at all.
     """
     from torch.distributed.elastic.multiprocessing.api import PContext
 

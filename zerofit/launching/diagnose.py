@@ -99,9 +99,10 @@ class RunEnd:
 class Hang:
     """A run that zerofit ended because it made no progress."""
 
-    rank: int
-    """The rank that the others wait for."""
-    phase: Phase
+    rank: int | None
+    """The rank that the others wait for; None if all have ended, and only their launcher has not."""
+    phase: Phase | None
+    """None if the rank has not begun."""
     sentence: str
 
 
@@ -129,7 +130,9 @@ def judge(
         host_limit_bytes: the cgroup's limit on host memory; None if there is none.
         is_one_of_nodes: True if other nodes take part, whose ranks are not observed here.
     """
-    if hang is not None:
+    if hang is not None and hang.rank is None and len(records) == num_ranks:
+        failures, launcher_code = {}, launcher_code or 1  # it reports no more than the signal that ended it
+    elif hang is not None:
         return RunEnd(exit_code=1, cause=hang.sentence, kind=EndKind.HANG, rank=hang.rank, phase=hang.phase)
     if stopped_by is not None:
         cause = f"stopped by {stopped_by.name}"

@@ -109,7 +109,9 @@ def main(arguments: Sequence[str]) -> int:
         if (named := sharded_weight_error(failure) or sharded_tensor_error(failure)) is not None:
             error = named
             tell(str(named))
-    if last_exit.is_forked_child():  # its end is none of this rank's, whose record and peers must not hear of it
+    if (
+        last_exit.is_forked_child()
+    ):  # its end is none of this rank's, whose record and peers must not hear of it
         last_exit.exit_code = exit_code
         return exit_code
     if exit_code == 0:
@@ -130,8 +132,8 @@ class LastExit:
 
     Python runs them in reverse order: created before the script starts, this comes after all of the script's.
     Handlers of modules loaded even earlier (such as sitecustomize) do not run. A child that the script has
-    forked and that leaves through sys.exit() ends here too: Python would go on to delete its copies of process
-    groups and CUDA contexts, whose threads exist in the rank alone, and wait for them forever.
+    forked and that leaves through sys.exit() ends here too: Python would go on to delete its copies of
+    process groups, whose threads exist in the rank alone, and wait for them forever.
     """
 
     exit_code = 1

@@ -1,7 +1,7 @@
 """The process that copies a rank's output: into its log, and to where it went before.
 
-Usage: python -I -S copy_output.py LOG READER SINK [READER SINK], all of them open descriptors. Only the standard
-library is imported: a successor of a killed one starts while the rank trains.
+Usage: python -I -S copy_output.py LOG READER SINK [READER SINK], all of them open descriptors. Only the
+standard library is imported: a successor of a killed one starts while the rank trains.
 """
 
 from __future__ import annotations

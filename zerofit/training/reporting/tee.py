@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 class LogCopier:
     """The process that copies this rank's output, and the descriptors that a successor of it needs.
 
-    The rank keeps the ends that the process reads: if it is killed, what is printed waits for a successor, and
-    no write fails.
+    The rank keeps the ends that the process reads: if it is killed, what is printed waits for a successor,
+    and no write fails.
     """
 
-    def __init__(self, pid: int, log: OwnDescriptor, pipes: Sequence[tuple[OwnDescriptor, OwnDescriptor]]) -> None:
+    def __init__(
+        self, pid: int, log: OwnDescriptor, pipes: Sequence[tuple[OwnDescriptor, OwnDescriptor]]
+    ) -> None:
         self._log, self._pipes = log, tuple(pipes)
         self._first: int | None = pid
         self._later: subprocess.Popen[bytes] | None = None
@@ -74,8 +76,8 @@ def tee_output(log: Path) -> LogCopier:
     """Pass on this process's standard output and error as before, and also write them to a log.
 
     Works on file descriptors, so that output of C++ libraries and child processes is included. A separate
-    process
-    copies: it outlives a killed rank, and writes its last output. A terminal stays a terminal for the script.
+    process copies: it outlives a killed rank, and writes its last output. A terminal stays a terminal for the
+    script.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
