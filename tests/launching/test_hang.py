@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_runs import observation
 
 from zerofit.core.observer import Observer
 from zerofit.core.rank_observation import Phase, read_observation
@@ -221,3 +221,201 @@ def test_each_hang_is_ended_and_the_rank_named(
     assert watch.hang is not None
     assert watch.hang.rank == rank, sentence
     assert words in sentence
+
+
+_NO_HANGS = {
+    "data prepared by one rank alone": ("c10d.barrier()", _WORKS),
+    "a download by one rank alone": (
+        "c10d.barrier()",
+        "with open(folder / 'data', 'wb') as file:\n"
+        "    while True: file.write(bytes(2**16)); file.flush(); time.sleep(0.3)",
+    ),
+    "a file read slowly": (
+        "c10d.barrier()",
+        "while True: open('/dev/zero', 'rb').read(2**17); time.sleep(0.5)",
+    ),
+    "a compiler below a rank": (
+        "own.move(Phase.FORWARD); c10d.broadcast()",
+        f"own.move(Phase.PREPARING); subprocess.run([sys.executable, '-c', '{_WORKS}'])",
+    ),
+    "an evaluation that moves": (
+        "c10d.barrier()",
+        "while True: own.move(Phase.EVALUATING); time.sleep(0.4)",
+    ),
+    "collectives": (
+        _WAITS,
+        "count = 0\nwhile True: count += 1; observe.note_collectives(count); time.sleep(0.4)",
+    ),
+    "all ranks in the script's own code": ("own.move(Phase.BETWEEN_STEPS)\n" + _WORKS,) * 2,
+}
+
+
+@pytest.mark.parametrize("programs", _NO_HANGS.values(), ids=_NO_HANGS)
+def test_what_works_or_moves_is_no_hang(
+    tmp_path: Path, ranks: Callable[..., list[subprocess.Popen[bytes]]], programs: tuple[str, str]
+) -> None:
+    ranks(*programs)
+    watch = _watch(tmp_path)
+    assert _hang(watch, within_s=4 * _LIMIT_S) is None
+    watch.clear_unused()
+    assert not list(tmp_path.glob("*.stack"))
+
+
+def test_ranks_that_wait_for_another_node_get_the_time_of_one_that_works(
+    tmp_path: Path, ranks: Callable[..., list[subprocess.Popen[bytes]]]
+) -> None:
+    ranks("c10d.barrier()", "c10d.barrier()")
+    assert _hang(_watch(tmp_path, is_one_of_nodes=True), within_s=3 * _LIMIT_S) is None
+    assert _hang(_watch(tmp_path)) is not None
+
+
+def test_a_launcher_that_has_started_no_rank_is_named_once_it_stands_still(tmp_path: Path) -> None:
+    watch = _watch(tmp_path)
+    launcher = subprocess.Popen(["sleep", "600"])
+    try:
+        os.kill(launcher.pid, signal.SIGSTOP)
+        until = time.monotonic() + _PATIENCE_S
+        while not watch.look(launcher.pid) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert watch.hang is not None
+        assert (watch.hang.rank, watch.hang.phase) == (0, None)
+        assert (
+            f"accelerate launch (process {launcher.pid}) is stopped by a signal; rank 0 has not begun"
+            in watch.hang.sentence
+        )
+        assert isinstance(watch.observer, _Told)
+        assert watch.observer.said == [
+            f"accelerate launch (process {launcher.pid}) is stopped by a signal; `kill -CONT {launcher.pid}` "
+            "resumes it"
+        ]
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+@pytest.mark.parametrize(
+    ("phases", "step", "longest_s", "limit_s"),
+    [
+        ((Phase.LOADING, Phase.LOADING), 0, 0, 1800),
+        ((Phase.FORWARD, Phase.BACKWARD), 0, 0, 1800),  # the first step may compile
+        ((Phase.FORWARD, Phase.BACKWARD), 5, 2, 300),
+        ((Phase.FORWARD, Phase.BETWEEN_STEPS), 5, 20, 400),
+        ((Phase.BETWEEN_STEPS, Phase.BETWEEN_STEPS), 5, 2, 1800),
+        ((Phase.SAVING, Phase.BACKWARD), 5, 2, 1800),
+        ((Phase.EVALUATING, Phase.FORWARD), 5, 100, 2000),
+        ((Phase.ENDED, Phase.ENDED), 5, 2, 1800),
+    ],
+)
+def test_the_default_limit(
+    tmp_path: Path, phases: tuple[Phase, ...], step: int, longest_s: float, limit_s: float
+) -> None:
+    found = {
+        rank: observation(phase, step=step, longest_phase_s=longest_s) for rank, phase in enumerate(phases)
+    }
+    assert _watch(tmp_path, limit_s=None)._limit_s(found) == limit_s
+    assert _watch(tmp_path, limit_s=7)._limit_s(found) == 7
+
+
+_LIBRARY = "/venv/lib/python3.12/site-packages"
+_C10D = f"{_LIBRARY}/torch/distributed/distributed_c10d.py"
+
+
+def _stack(*frames: tuple[str, str]) -> Stack:
+    """Return a stack of (path, function), innermost first."""
+    return Stack(tuple(StackFrame(path, 7, function) for path, function in frames))
+
+
+@pytest.mark.parametrize(
+    ("stack", "collective", "script"),
+    [
+        (
+            _stack(
+                (_C10D, "barrier"),
+                (f"{_LIBRARY}/torch/distributed/c10d_logger.py", "wrapper"),
+                (f"{_LIBRARY}/accelerate/utils/other.py", "wait_for_everyone"),
+                (f"{_LIBRARY}/accelerate/accelerator.py", "save_state"),
+                ("/home/me/train.py", "main"),
+            ),
+            "barrier",
+            "save_state() at /home/me/train.py:7",
+        ),
+        (
+            _stack(
+                (_C10D, "broadcast"),
+                (f"{_LIBRARY}/torch/distributed/c10d_logger.py", "wrapper"),
+                (_C10D, "broadcast_object_list"),
+                ("/home/me/data.py", "tell"),
+            ),
+            "broadcast_object_list",
+            "broadcast_object_list() at /home/me/data.py:7",
+        ),
+        (
+            _stack(
+                (f"{_LIBRARY}/torch/distributed/rendezvous.py", "_create_c10d_store"),
+                (f"{_LIBRARY}/torch/distributed/rendezvous.py", "_env_rendezvous_handler"),
+                (_C10D, "init_process_group"),
+                (f"{_LIBRARY}/accelerate/state.py", "__init__"),
+                ("/home/me/train.py", "<module>"),
+            ),
+            "init_process_group",
+            "__init__() at /home/me/train.py:7",
+        ),
+        (
+            _stack(
+                (f"{_LIBRARY}/torch/distributed/_functional_collectives.py", "wait_tensor"),
+                (f"{_LIBRARY}/torch/nn/modules/module.py", "_call_impl"),
+                ("/home/me/model.py", "forward"),
+            ),
+            "wait_tensor",
+            "_call_impl() at /home/me/model.py:7",
+        ),
+        # FSDP is around a model's own forward pass, too.
+        (
+            _stack(
+                ("/home/me/model.py", "forward"),
+                (f"{_LIBRARY}/torch/distributed/fsdp/fully_sharded.py", "forward"),
+                ("/home/me/train.py", "main"),
+            ),
+            None,
+            "/home/me/model.py:7",
+        ),
+        (_stack((f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward")), None, None),
+        (Stack(), None, None),
+    ],
+)
+def test_a_stack_names_the_collective_and_the_line_that_called_it(
+    stack: Stack, collective: str | None, script: str | None
+) -> None:
+    assert (stack.collective, stack.script) == (collective, script)
+
+
+@pytest.mark.parametrize(
+    ("program", "works"),
+    [
+        ("while True: pass", True),
+        ("import time\nwhile True: time.sleep(0.1)", False),
+        ("import time\nwhile True: print('still waiting', file=open('log', 'a')); time.sleep(0.2)", False),
+        ("import time\nwhile True: open('/dev/zero', 'rb').read(10**5); time.sleep(0.2)", True),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: pass'])", True),
+        ("import os\nwhile True: os.system('true')", True),  # children that end at once
+        ("import threading\nthreading.Event().wait()", False),
+    ],
+)
+def test_work_is_cpu_time_or_bytes_of_a_process_and_all_below(
+    tmp_path: Path, program: str, works: bool
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    try:
+        meter = WorkMeter()
+        time.sleep(2)  # its start is work
+        assert not meter.look([process.pid])
+        time.sleep(2)
+        assert (process.pid in meter.look([process.pid])) == works
+    finally:
+        for found in (*psutil.Process(process.pid).children(), process):
+            found.kill()
+        process.wait()
+
+
+def test_the_launcher_knows_the_process_that_copies_output_by_its_name() -> None:
+    assert copy_output.NAME == LOG_COPIER
