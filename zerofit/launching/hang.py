@@ -32,7 +32,7 @@ _LIMIT_S = 1800.0
 _LEAST_LIMIT_IN_STEPS_S = 300.0
 _LIMIT_IN_PHASES = 20
 """Once each rank has done a step, and all of them are inside one: 300 s, or 20 times the longest phase if
-that is more. ASSUMPTION: no working step is slower; NCCL's own limit is 600 s (torch/distributed/constants.py)."""
+that is more. ASSUMPTION: no working step is slower; NCCL's own limit of a collective is 600 s (same file)."""
 _WORK_FACTOR = 10
 """A rank for which others wait, or that is inside a step, and works, may take this many times as long.
 ASSUMPTION: a main process that prepares data alone ends in time; a loop without an end never does."""

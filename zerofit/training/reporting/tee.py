@@ -29,8 +29,7 @@ class LogCopier:
         self, pid: int, log: OwnDescriptor, pipes: Sequence[tuple[OwnDescriptor, OwnDescriptor]]
     ) -> None:
         self._log, self._pipes = log, tuple(pipes)
-        self._first: int | None = pid
-        self._later: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = pid
         self._has_ended = False
 
     def keep(self) -> bool:
@@ -41,9 +40,9 @@ class LogCopier:
         if not all(descriptor.is_own() for descriptor in descriptors):  # the script has closed them
             return False
         numbers = [descriptor.number for descriptor in descriptors]
-        self._first = None
+        self._pid = None
         with contextlib.suppress(OSError):  # no memory, or too many processes: tried again
-            self._later = subprocess.Popen(
+            successor = subprocess.Popen(
                 [sys.executable, "-I", "-S", copy_output.__file__, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # as a writer of the rank's pipes it would never end
@@ -51,25 +50,20 @@ class LogCopier:
                 pass_fds=numbers,
                 start_new_session=True,
             )
-            return True
-        return False
+            self._pid = successor.pid
+            successor.returncode = 0  # waited for below: Popen calls it a success if the script reaps it
+        return self._pid is not None
 
     def _was_killed(self) -> bool:
         """Return True if the process ended before all writers were gone."""
-        if self._has_ended:
-            return False
-        if self._later is not None:
-            status = self._later.poll()
-        elif self._first is None:
+        if self._pid is None or self._has_ended:
+            return not self._has_ended
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:  # the script has reaped it
             return True
-        else:
-            try:
-                pid, found = os.waitpid(self._first, os.WNOHANG)
-            except ChildProcessError:  # the script has reaped it
-                return True
-            status = found if pid else None
-        self._has_ended = status == 0
-        return bool(status)
+        self._has_ended = pid != 0 and status == 0
+        return pid != 0 and status != 0
 
 
 def tee_output(log: Path) -> LogCopier:
