@@ -14,6 +14,7 @@ import psutil
 import pytest
 from small_runs import observation
 
+import zerofit
 from zerofit.core.observer import Observer
 from zerofit.core.rank_observation import Phase, read_observation
 from zerofit.launching.hang import RunWatch
@@ -317,6 +318,7 @@ def test_the_default_limit(
 
 
 _LIBRARY = "/venv/lib/python3.12/site-packages"
+PACKAGE = Path(zerofit.__file__).parent
 _C10D = f"{_LIBRARY}/torch/distributed/distributed_c10d.py"
 
 
@@ -367,7 +369,7 @@ def _stack(*frames: tuple[str, str]) -> Stack:
                 ("/home/me/model.py", "forward"),
             ),
             "wait_tensor",
-            "_call_impl() at /home/me/model.py:7",
+            "wait_tensor() at /home/me/model.py:7",
         ),
         # FSDP is around a model's own forward pass, too.
         (
@@ -378,6 +380,18 @@ def _stack(*frames: tuple[str, str]) -> Stack:
             ),
             None,
             "/home/me/model.py:7",
+        ),
+        # zerofit's wrappers are around methods of libraries.
+        (
+            _stack(
+                (_C10D, "all_gather_object"),
+                (f"{PACKAGE}/training/wrapping.py", "wrapped"),
+                (f"{PACKAGE}/training/reporting/observe.py", "save_state"),
+                (f"{PACKAGE}/training/wrapping.py", "wrapped"),
+                ("/home/me/train.py", "main"),
+            ),
+            "all_gather_object",
+            "save_state() at /home/me/train.py:7",
         ),
         (_stack((f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward")), None, None),
         (Stack(), None, None),

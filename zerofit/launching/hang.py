@@ -333,7 +333,7 @@ class RunWatch:
         collective = self._collective(rank)
         waits = f"waits in {collective}{self._place(rank, ', called by ')}, in" if collective else "is in"
         below = self._stopped_below(pid)
-        at = "" if collective else self._place(rank, ", at ")
+        at = "" if collective else self._place(rank)
         return f"rank {rank} {waits} {where}{at}{f', and {below} is stopped by a signal' if below else ''}"
 
     def _stopped_below(self, pid: int) -> str | None:
@@ -348,10 +348,12 @@ class RunWatch:
         """Return the collective in which a rank waits; None if it is in none."""
         return self._stacks[rank].collective if rank in self._stacks else None
 
-    def _place(self, rank: int, words: str = ", at ") -> str:
+    def _place(self, rank: int, words: str | None = None) -> str:
         """Return the line of the script that a rank is in, in words; "" if unknown."""
         place = self._stacks[rank].script if rank in self._stacks else None
-        return f"{words}{place}" if place else ""
+        if not place:
+            return ""
+        return f"{words or (', in ' if '() at ' in place else ', at ')}{place}"
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""

@@ -36,6 +36,10 @@ _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepsp
 """A rank whose innermost frame is in one of these waits for others."""
 _BACKWARD = "_engine_run_backward"
 """The last Python function of a backward pass (torch/autograd/graph.py)."""
+_AROUND_OTHERS = frozenset(
+    {"wrapped", "wrapper", "inner", "during", "decorate_context", "_wrapped_call_impl", "_call_impl"}
+)
+"""Functions of zerofit, accelerate and torch that only call the one that was asked for."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")
@@ -59,7 +63,8 @@ class StackFrame:
     def place(self) -> str:
         """File and line, relative to the working directory if the file is below it."""
         relative = os.path.relpath(self.path)
-        return f"{self.path if relative.startswith(os.pardir) else relative}:{self.line}"
+        shown = os.path.normpath(self.path) if relative.startswith(os.pardir) else relative
+        return f"{shown}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,13 @@ class Stack:
 
     @property
     def script(self) -> str | None:
-        """The innermost line of the user's code, and the library's function that it called."""
-        for called, frame in zip((None, *self.frames), self.frames, strict=False):
+        """The innermost line of the user's code, after the library's function that it called."""
+        called = None
+        for frame in self.frames:
             if not frame.is_library:
-                of = f"{called.function}() at " if called is not None else ""
-                return f"{of}{frame.place}"
+                return frame.place if called is None else f"{called}() at {frame.place}"
+            if frame.function not in _AROUND_OTHERS:
+                called = frame.function
         return None
 
 
