@@ -155,9 +155,12 @@ def _hang(watch: RunWatch, *, within_s: float = _PATIENCE_S) -> str | None:
 _HANGS = {
     "asleep in its imports": ((_SLEEPS, "own.move(Phase.PREPARING); c10d.broadcast()"), 0, "loading"),
     "a lock in prepare()": (
-        ("own.move(Phase.PREPARING); import threading; threading.Event().wait()",) * 2,
+        (
+            "own.move(Phase.PREPARING); import threading; threading.Event().wait()",
+            "own.move(Phase.PREPARING); c10d.broadcast()",
+        ),
         0,
-        "",
+        "in wait() at",
     ),
     "alone in save_state()": (
         (_WAITS, "own.move(Phase.SAVING); c10d.barrier()"),

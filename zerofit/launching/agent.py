@@ -112,7 +112,7 @@ def _note_ranks_at_the_end() -> _Ranks:
             noted.running = {pid for pid in noted.pids.values() if _is_running(pid)}
         return close(self, *args, **kwargs)
 
-    PContext.close = note_and_close  # type: ignore[method-assign]
+    PContext.close = note_and_close
     return noted
 
 

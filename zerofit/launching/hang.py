@@ -22,7 +22,7 @@ from zerofit.launching.stacks import Stack, dump_stacks, stack_file
 from zerofit.launching.work import LOG_COPIER, WorkMeter, is_running, is_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zerofit.core.observer import Observer
 
@@ -262,43 +262,13 @@ class RunWatch:
                 f"{now - self._gone_at:.0f} s of its ranks",
             )
         if missing := [rank for rank in self.ranks if rank not in found]:
-            stopped = f"accelerate launch (process {launcher}) is stopped by a signal"
-            others = [f"rank {rank} is in {describe(state)}" for rank, state in found.items()][:_SHOWN_RANKS]
-            words = [*([stopped] if launcher in self._stopped_at else []), f"rank {missing[0]} has not begun"]
-            return Hang(
-                rank=missing[0],
-                phase=None,
-                sentence="; ".join([f"hang: no rank has made progress for {still_s:.0f} s", *words, *others]),
-            )
+            return self._not_begun(missing[0], found, launcher, still_s)
         self._stacks = {**self._stacks, **dump_stacks(found, self.ranks_folder)}
-        calls = {rank: self._stacks[rank].call if rank in self._stacks else None for rank in found}
-        same = Counter(calls.values())
-
-        def cause_first(rank: int) -> tuple[bool, bool, bool, bool, int, bool, int, float]:
-            state = found[rank]
-            return (
-                is_running(state.pid) or state.phase is Phase.ENDED,
-                not self._has_stopped(state.pid),
-                self._failure(rank) is None,
-                state.phase is not Phase.ENDED,
-                same[calls[rank]] if calls[rank] else 0,
-                state.phase in _IN_A_STEP,
-                state.step,
-                state.changed_at,
-            )
-
-        rank, *others = sorted(found, key=cause_first)
+        rank, *others = self._cause_first(found)
         lines = [self._state(shown, found[shown]) for shown in (rank, *others[:_SHOWN_RANKS])]
+        lines[0] += self._what_others_call(rank, others)
         if len(others) > _SHOWN_RANKS:
             lines.append(f"{len(others) - _SHOWN_RANKS} more wait")
-        own = self._collective(rank)
-        lacking = next(
-            (name for other in others if (name := self._collective(other)) not in (None, own)), None
-        )
-        if lacking and not own:
-            lines[0] += f", without the {lacking} of the others"
-        elif own and others and all(calls[other] != calls[rank] for other in others):
-            lines[0] += ", which no other rank has called"
         working = sorted(self._working(found, now, self._limit_s(found)))
         though = f", though rank {', '.join(map(str, working))} used CPU time" if working else ""
         return Hang(
@@ -307,6 +277,50 @@ class RunWatch:
             sentence=f"hang: no rank has made progress for {still_s:.0f} s{though}; {'; '.join(lines)}; "
             f"their stacks are in {self.ranks_folder}",
         )
+
+    def _not_begun(
+        self, rank: int, found: Mapping[int, RankObservation], launcher: int | None, still_s: float
+    ) -> Hang:
+        words = [f"hang: no rank has made progress for {still_s:.0f} s"]
+        if launcher in self._stopped_at:
+            words.append(f"accelerate launch (process {launcher}) is stopped by a signal")
+        words.append(f"rank {rank} has not begun")
+        words += [f"rank {other} is in {describe(state)}" for other, state in found.items()][:_SHOWN_RANKS]
+        return Hang(rank=rank, phase=None, sentence="; ".join(words))
+
+    def _cause_first(self, found: Mapping[int, RankObservation]) -> list[int]:
+        """Return the ranks, that which the others wait for first."""
+        calls = self._calls(found)
+        same = Counter(calls.values())
+
+        def key(rank: int) -> tuple[bool, bool, bool, bool, bool, int, bool, int, float]:
+            state = found[rank]
+            return (
+                is_running(state.pid) or state.phase is Phase.ENDED,
+                not self._has_stopped(state.pid),
+                self._failure(rank) is None,
+                state.phase is not Phase.ENDED,
+                state.phase is Phase.ENDED and not is_running(state.pid),
+                same[calls[rank]] if calls[rank] else 0,  # the odd one of those that wait
+                state.phase in _IN_A_STEP,
+                state.step,
+                state.changed_at,
+            )
+
+        return sorted(found, key=key)
+
+    def _calls(self, ranks: Iterable[int]) -> dict[int, str | None]:
+        """Return what each rank waits in, and where; None for one that waits for no other."""
+        return {rank: self._stacks[rank].call if rank in self._stacks else None for rank in ranks}
+
+    def _what_others_call(self, rank: int, others: Sequence[int]) -> str:
+        """Return how the rank that the others wait for differs from them, in words; "" if it does not."""
+        own, calls = self._collective(rank), self._calls((rank, *others))
+        lacking = next((name for other in others if (name := self._collective(other))), None)
+        if not own:
+            return f", without the {lacking} of the others" if lacking else ""
+        is_alone = bool(others) and all(calls[other] != calls[rank] for other in others)
+        return ", which no other rank has called" if is_alone else ""
 
     def _has_stopped(self, pid: int) -> bool:
         """Return True if a signal has stopped a rank, or a process below it."""
@@ -329,7 +343,8 @@ class RunWatch:
             return f"rank {rank} (process {pid}) has gone without a record, in {where}"
         if observation.phase is Phase.ENDED:
             ended = f"rank {rank} has ended after {observation.step} steps"
-            return f"{ended}, but its process has not{self._place(rank)}" if is_running(pid) else ended
+            runs_on = f"{ended}, but its process runs on, in an exit handler or a thread{self._place(rank)}"
+            return runs_on if is_running(pid) else ended
         collective = self._collective(rank)
         waits = f"waits in {collective}{self._place(rank, ', called by ')}, in" if collective else "is in"
         below = self._stopped_below(pid)
