@@ -128,7 +128,7 @@ def test_the_rank_that_left_is_named_not_the_one_that_lost_it(
     assert record["cause"].startswith(cause.format(rank))
 
 
-def test_a_launcher_that_was_stopped_is_named_and_resumed_once_its_ranks_have_ended(
+def test_a_launcher_that_was_stopped_is_named_and_resumed_once_nothing_goes_on(
     start: Callable[..., RunningLaunch],
 ) -> None:
     run = start("--no-capture", *_LIMIT, _STANDS, "a stopped launcher", "0")
@@ -136,4 +136,4 @@ def test_a_launcher_that_was_stopped_is_named_and_resumed_once_its_ranks_have_en
     assert (exit_code, run.record()["cause"]) == (0, None), said
     assert "accelerate launch (process " in said
     assert ") is stopped by a signal; `kill -CONT " in said
-    assert "all ranks have ended: accelerate launch (process " in said
+    assert "nothing goes on: accelerate launch (process " in said

@@ -85,6 +85,8 @@ class RunWatch:
     _next_stacks_at: float = 0.0
     _stopped_at: dict[int, float] = field(default_factory=dict)
     """When a signal has stopped a process of the run: the launcher, a rank, or one below it."""
+    _has_resumed: bool = False
+    """True once the launcher was stopped by a signal, and resumed here."""
     _gone_at: float | None = None
     """When no rank was left."""
     _last: tuple[float, int] | None = None
@@ -111,9 +113,9 @@ class RunWatch:
         if self.hang is not None:
             return True
         self._note_stopped(found, launcher, now)
-        if self.limit_s != 0 and self._hangs(found, launcher, now):
+        if self.limit_s != 0 and self._hangs(found, launcher, now) and not self._resume_launcher(launcher):
             self.hang = self._verdict(found, launcher, now)
-            self._resume_stopped()  # otherwise they could not even be told to end
+            self._resume(*self._stopped_at)  # otherwise they could not even be told to end
         return self.hang is not None
 
     def observations(self) -> dict[int, RankObservation]:
@@ -163,10 +165,23 @@ class RunWatch:
                     f"{who} (process {pid}) is stopped by a signal{where}; `kill -CONT {pid}` resumes it"
                 )
 
-    def _resume_stopped(self) -> None:
-        for pid in self._stopped_at:
+    def _resume(self, *pids: int) -> None:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+    def _resume_launcher(self, launcher: int | None) -> bool:
+        """Resume a launcher that a signal has stopped, once; return True if it was. Ranks may wait for it.
+
+        It has their store (TCPStore), and tells how they ended.
+        """
+        if launcher is None or launcher not in self._stopped_at or self._has_resumed:
+            return False
+        self.observer.say(f"nothing goes on: accelerate launch (process {launcher}) is resumed")
+        self._resume(launcher)
+        self._has_resumed, self._moved_at, self._gone_at = True, time.monotonic(), None
+        self._worked_at.clear()
+        return True
 
     def _hangs(self, found: Mapping[int, RankObservation], launcher: int | None, now: float) -> bool:
         """Return True if there was neither progress nor work within the limit."""
@@ -179,7 +194,7 @@ class RunWatch:
         limit_s = self._limit_s(found)
         have_begun = len(found) == len(self.ranks)
         if have_begun and not any(is_running(state.pid) for state in found.values()):
-            return launcher is not None and self._launcher_hangs(launcher, now, limit_s)
+            return launcher is not None and self._launcher_hangs(now, limit_s)
         stopped = (self._stopped_at.get(state.pid, now) for state in found.values())
         if have_begun and any(now - at > limit_s for at in stopped):
             return True
@@ -198,19 +213,12 @@ class RunWatch:
             return not self._may_wait_for_nodes(found, still_s, limit_s)
         return have_begun and self._works_in_vain(found, now, limit_s)
 
-    def _launcher_hangs(self, launcher: int, now: float, limit_s: float) -> bool:
-        """Return True if the launcher does not end after its ranks; one that was stopped is resumed first."""
+    def _launcher_hangs(self, now: float, limit_s: float) -> bool:
+        """Return True if the launcher does not end after its ranks."""
         if self._gone_at is None:
             self._gone_at = now
         # torchrun waits up to 300 s for other nodes (torch/distributed/elastic/agent/server/api.py).
-        if now - self._gone_at <= max(limit_s, _LIMIT_S if self.is_one_of_nodes else _LAUNCHER_ENDS_S):
-            return False
-        if launcher in self._stopped_at:
-            self.observer.say(f"all ranks have ended: accelerate launch (process {launcher}) is resumed")
-            self._resume_stopped()
-            self._gone_at = now
-            return False
-        return True
+        return now - self._gone_at > max(limit_s, _LIMIT_S if self.is_one_of_nodes else _LAUNCHER_ENDS_S)
 
     def _may_wait_for_nodes(
         self, found: Mapping[int, RankObservation], still_s: float, limit_s: float
@@ -266,7 +274,8 @@ class RunWatch:
         self._stacks = {**self._stacks, **dump_stacks(found, self.ranks_folder)}
         rank, *others = self._cause_first(found)
         lines = [self._state(shown, found[shown]) for shown in (rank, *others[:_SHOWN_RANKS])]
-        lines[0] += self._what_others_call(rank, others)
+        if found[rank].phase is not Phase.ENDED:
+            lines[0] += self._what_others_call(rank, others)
         if len(others) > _SHOWN_RANKS:
             lines.append(f"{len(others) - _SHOWN_RANKS} more wait")
         working = sorted(self._working(found, now, self._limit_s(found)))
