@@ -56,7 +56,7 @@ _HANGS = {
     ("save_state", 1): "rank 1 waits in all_gather_object, called by save_state() at ",
     ("wait_for_everyone", 1): "rank 1 waits in barrier, called by wait_for_everyone() at ",
     ("gather", 0): "called by gather() at ",
-    ("broadcast_object_list", 0): "rank 0 waits in broadcast_object_list, called by ",
+    ("broadcast_object_list", 0): "rank 0 waits in broadcast_object_list, called at ",
     ("a lock", 1): "rank 1 is in forward of step 5, in wait() at ",
     ("a pipe", 0): "rank 0 is in forward of step 5, in read_text() at ",
     ("a loop", 1): ", though rank 1 used CPU time; rank 1 is in forward of step 5, at ",

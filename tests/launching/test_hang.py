@@ -165,7 +165,7 @@ _HANGS = {
     "alone in save_state()": (
         (_WAITS, "own.move(Phase.SAVING); c10d.barrier()"),
         1,
-        "waits in barrier, called by",
+        "waits in barrier, called at",
     ),
     "alone in an evaluation": (("own.move(Phase.EVALUATING); c10d.barrier()", _WAITS), 0, "waits in barrier"),
     "a pipe that nobody writes to": (
@@ -361,7 +361,7 @@ def _stack(*frames: tuple[str, str]) -> Stack:
                 ("/home/me/train.py", "<module>"),
             ),
             "init_process_group",
-            "__init__() at /home/me/train.py:7",
+            "init_process_group() at /home/me/train.py:7",
         ),
         (
             _stack(

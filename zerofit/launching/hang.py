@@ -355,7 +355,7 @@ class RunWatch:
             runs_on = f"{ended}, but its process runs on, in an exit handler or a thread{self._place(rank)}"
             return runs_on if is_running(pid) else ended
         collective = self._collective(rank)
-        waits = f"waits in {collective}{self._place(rank, ', called by ')}, in" if collective else "is in"
+        waits = f"waits in {collective}{self._caller(rank, collective)}, in" if collective else "is in"
         below = self._stopped_below(pid)
         at = "" if collective else self._place(rank)
         return f"rank {rank} {waits} {where}{at}{f', and {below} is stopped by a signal' if below else ''}"
@@ -372,12 +372,15 @@ class RunWatch:
         """Return the collective in which a rank waits; None if it is in none."""
         return self._stacks[rank].collective if rank in self._stacks else None
 
-    def _place(self, rank: int, words: str | None = None) -> str:
+    def _place(self, rank: int) -> str:
         """Return the line of the script that a rank is in, in words; "" if unknown."""
         place = self._stacks[rank].script if rank in self._stacks else None
-        if not place:
-            return ""
-        return f"{words or (', in ' if '() at ' in place else ', at ')}{place}"
+        return f"{', in ' if '() at ' in place else ', at '}{place}" if place else ""
+
+    def _caller(self, rank: int, collective: str) -> str:
+        """Return who called a collective, in words; "" if unknown."""
+        place = (self._stacks[rank].script or "").removeprefix(f"{collective}() at ")
+        return f", called {'by' if '() at ' in place else 'at'} {place}" if place else ""
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""

@@ -38,8 +38,9 @@ _BACKWARD = "_engine_run_backward"
 """The last Python function of a backward pass (torch/autograd/graph.py)."""
 _AROUND_OTHERS = frozenset(
     {"wrapped", "wrapper", "inner", "during", "decorate_context", "_wrapped_call_impl", "_call_impl"}
+    | {"init", "__init__"}
 )
-"""Functions of zerofit, accelerate and torch that only call the one that was asked for."""
+"""Functions of zerofit, accelerate and torch that only call another, or whose name says nothing."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")
