@@ -61,7 +61,7 @@ _HANGS = {
     ("a pipe", 0): "rank 0 is in forward of step 5, in read_text() at ",
     ("a loop", 1): ", though rank 1 used CPU time; rank 1 is in forward of step 5, at ",
     ("a DataLoader's worker", 1): "rank 1 is in waiting for data of step ",
-    ("a stopped copier", 1): ", and the process that copies the output of it (process ",
+    ("a stopped copier", 1): ", and the process that copies rank 1's output (process ",
     ("an exit handler", 1): "rank 1 has ended after 10 steps, but its process runs on",
     ("a thread", 0): "rank 0 has ended after 10 steps, but its process runs on",
     ("an error, then an exit handler", 1): "rank 1 has failed with KeyError, and its process does not end",

@@ -195,7 +195,7 @@ _HANGS = {
             + _SLEEPS,
         ),
         1,
-        "a process started by it",
+        "a process started by rank 1 (process ",
     ),
     "waiting takes a core, as on a GPU": (
         (_SPINS, "own.move(Phase.FORWARD); c10d.all_reduce(True)"),

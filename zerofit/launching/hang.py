@@ -153,7 +153,7 @@ class RunWatch:
         for rank, state in found.items():
             tree = self._meter.trees.get(state.pid)
             for process in () if tree is None else tree.stopped:
-                watched.setdefault(process.pid, f"{_role_of(process)} rank {rank}")
+                watched.setdefault(process.pid, _role_of(process, rank))
         states = {state.pid: describe(state) for state in found.values()}
         for pid, who in watched.items():
             if not _is_stopped(pid):
@@ -356,16 +356,16 @@ class RunWatch:
             return runs_on if is_running(pid) else ended
         collective = self._collective(rank)
         waits = f"waits in {collective}{self._caller(rank, collective)}, in" if collective else "is in"
-        below = self._stopped_below(pid)
+        below = self._stopped_below(rank, pid)
         at = "" if collective else self._place(rank)
         return f"rank {rank} {waits} {where}{at}{f', and {below} is stopped by a signal' if below else ''}"
 
-    def _stopped_below(self, pid: int) -> str | None:
+    def _stopped_below(self, rank: int, pid: int) -> str | None:
         """Return the first process below a rank that a signal has stopped, in words; None without one."""
         tree = self._meter.trees.get(pid)
         for process in () if tree is None else tree.stopped:
             if process.pid in self._stopped_at and process.pid != pid:
-                return f"{_role_of(process)} it (process {process.pid})"
+                return f"{_role_of(process, rank)} (process {process.pid})"
         return None
 
     def _collective(self, rank: int) -> str | None:
@@ -408,12 +408,12 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-def _role_of(process: psutil.Process) -> str:
-    """Return what a process below a rank does, in words that a rank follows."""
+def _role_of(process: psutil.Process, rank: int) -> str:
+    """Return what a process below a rank does, in words."""
     with contextlib.suppress(psutil.Error):
         if process.name() == LOG_COPIER:
-            return "the process that copies the output of"
-    return "a process started by"
+            return f"the process that copies rank {rank}'s output"
+    return f"a process started by rank {rank}"
 
 
 def _is_full(folder: Path) -> bool:
