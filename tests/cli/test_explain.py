@@ -208,3 +208,27 @@ def test_dump_of_a_flight_recorder_runs_no_code(tmp_path: Path) -> None:
     (run / "ranks" / f"{TRACE_PREFIX}1").write_bytes(pickle.dumps(_dump(6)))
     (run / "ranks" / f"{TRACE_PREFIX}2").write_bytes(pickle.dumps(Path("x")))
     assert len(explain_run(run).collectives) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "wandb.errors.CommError: Socket closed",
+        "paramiko.ssh_exception.SSHException: Broken pipe",
+        "redis.exceptions.TimeoutError: Socket Timeout",
+    ],
+)
+def test_a_run_of_one_rank_has_lost_no_other(tmp_path: Path, line: str) -> None:
+    log = f'Traceback (most recent call last):\n  File "/home/me/train.py", line 7, in <module>\n{line}\n'
+    causes = {}
+    for world_size in (1, 2):
+        folder = _run(tmp_path, f"{world_size}", exit_code=1, log=log, cause="rank 0 exited with 1")
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps({**plan, "topology": {"world_size": world_size}}))
+        found = explain_run(folder).explanation.cause
+        assert found is not None
+        causes[world_size] = found.failure
+    assert causes[1].cause == f"the script raised {line.partition(':')[0].rpartition('.')[2]}"
+    assert causes[2].role is Role.CASCADE

@@ -1,15 +1,19 @@
-"""A rank that stands still: named at once, and after the limit the run ends with everybody's stacks."""
+"""What stands still is named, and after the limit the run ends with all stacks; so is the rank that left."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 from running_launches import TRAIN, RunningLaunch, assert_all_gone
 
 pytestmark = pytest.mark.faults
+_STANDS = str(Path(__file__).parent / "scripts" / "stands.py")
+_LIMIT = ("--hang-limit", "6")
 
 
 def test_a_stopped_rank_is_named_and_ends_the_run(start: Callable[..., RunningLaunch]) -> None:
@@ -43,3 +47,93 @@ def test_a_run_that_only_takes_its_time_is_left_alone(start: Callable[..., Runni
     exit_code, said = run.end()
     assert (exit_code, run.record()["cause"]) == (0, None), said
     assert not list((run.run_folder / "ranks").glob("*.stack"))
+
+
+_HANGS = {
+    ("before the Accelerator", 1): "rank 1 is in loading, before the first step, at ",
+    ("before the Accelerator", 0): "rank 0 is in loading, before the first step, at ",
+    ("save_state", 0): "rank 0 waits in all_gather_object, called by save_state() at ",
+    ("save_state", 1): "rank 1 waits in all_gather_object, called by save_state() at ",
+    ("wait_for_everyone", 1): "rank 1 waits in barrier, called by wait_for_everyone() at ",
+    ("gather", 0): "called by gather() at ",
+    ("broadcast_object_list", 0): "rank 0 waits in broadcast_object_list, called at ",
+    ("a lock", 1): "rank 1 is in forward of step 5, in wait() at ",
+    ("a pipe", 0): "rank 0 is in forward of step 5, in read_text() at ",
+    ("a loop", 1): ", though rank 1 used CPU time; rank 1 is in forward of step 5, at ",
+    ("a DataLoader's worker", 1): "rank 1 is in waiting for data of step ",
+    ("a stopped copier", 1): ", and the process that copies rank 1's output (process ",
+    ("an exit handler", 1): "rank 1 has ended after 10 steps, but its process runs on",
+    ("a thread", 0): "rank 0 has ended after 10 steps, but its process runs on",
+    ("an error, then an exit handler", 1): "rank 1 has failed with KeyError, and its process does not end",
+}
+
+
+@pytest.mark.parametrize(("fault", "rank"), _HANGS, ids=[f"{fault}, {rank}" for fault, rank in _HANGS])
+def test_each_hang_is_ended_and_named_with_rank_and_call(
+    start: Callable[..., RunningLaunch], fault: str, rank: int
+) -> None:
+    run = start("--no-capture", *_LIMIT, _STANDS, fault, str(rank))
+    exit_code, said = run.end(within_s=240)
+    record = run.record()
+    assert exit_code == 1, said
+    assert (record["kind"], record["rank"]) == ("hang", rank), record["cause"]
+    assert _HANGS[fault, rank] in record["cause"], record["cause"]
+    assert (run.run_folder / "ranks" / f"rank{rank}.stack").stat().st_size
+
+
+@pytest.mark.parametrize("fault", ["prepares", "evaluates", "a killed copier", "a forked child", "a daemon"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_only_takes_its_time_or_does_no_harm_ends_well(
+    start: Callable[..., RunningLaunch], fault: str, rank: int
+) -> None:
+    if (fault, rank) == ("prepares", 1):
+        pytest.skip("the main process is rank 0")
+    run = start("--no-capture", *_LIMIT, _STANDS, fault, str(rank))
+    exit_code, said = run.end(within_s=240)
+    assert (exit_code, run.record()["cause"]) == (0, None), said
+    log = (run.run_folder / "logs" / f"rank{rank}.log").read_text()
+    assert ("after it 0999" in log) == (fault == "a killed copier")
+    if fault != "a daemon":  # which goes on, as under accelerate launch
+        assert [process for process in psutil.process_iter() if _belongs_to(process, run)] == []
+
+
+def _belongs_to(process: psutil.Process, run: RunningLaunch) -> bool:
+    try:
+        return str(run.run_folder) in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+_LEAVES = {
+    "os._exit": (
+        "script-error",
+        "rank {} ended with exit code 0 after 4 steps without a record, as by os._exit(0)",
+    ),
+    "SIGTERM": ("signal", "rank {} was killed by signal 15 (SIGTERM)"),
+    "SIGHUP": ("signal", "rank {} was killed by signal 1 (SIGHUP)"),
+}
+
+
+@pytest.mark.parametrize("fault", _LEAVES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_rank_that_left_is_named_not_the_one_that_lost_it(
+    start: Callable[..., RunningLaunch], fault: str, rank: int
+) -> None:
+    run = start("--no-capture", _STANDS, fault, str(rank))
+    exit_code, said = run.end(within_s=240)
+    kind, cause = _LEAVES[fault]
+    record = run.record()
+    assert exit_code != 0, said
+    assert (record["kind"], record["rank"]) == (kind, rank), record["cause"]
+    assert record["cause"].startswith(cause.format(rank))
+
+
+def test_a_launcher_that_was_stopped_is_named_and_resumed_once_nothing_goes_on(
+    start: Callable[..., RunningLaunch],
+) -> None:
+    run = start("--no-capture", *_LIMIT, _STANDS, "a stopped launcher", "0")
+    exit_code, said = run.end(within_s=240)
+    assert (exit_code, run.record()["cause"]) == (0, None), said
+    assert "accelerate launch (process " in said
+    assert ") is stopped by a signal; `kill -CONT " in said
+    assert "nothing goes on: accelerate launch (process " in said

@@ -13,7 +13,7 @@ from runs import Launch
 
 from zerofit.core.own_file import identity_of
 from zerofit.core.rank_observation import read_observation
-from zerofit.launching.hang import dump_stacks
+from zerofit.launching.stacks import dump_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path

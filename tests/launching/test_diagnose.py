@@ -12,7 +12,7 @@ from small_runs import observation
 from zerofit.core.rank_observation import Phase, RankObservation
 from zerofit.core.rank_record import RankRecord
 from zerofit.core.units import GIB
-from zerofit.launching.diagnose import EndKind, FullGpu, RankFailure, RunEnd, full_gpu, judge
+from zerofit.launching.diagnose import EndKind, FullGpu, Hang, RankFailure, RunEnd, full_gpu, judge
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -51,9 +51,13 @@ class _Case:
     """Not looked at where this says nothing."""
     seen_at: dict[int, int] = field(default_factory=dict)
     """When a rank's failure was seen; all at once where this says nothing."""
+    by_launcher: dict[int, bool] = field(default_factory=dict)
+    """Whether the launcher's own signal ended a rank; unknown where this says nothing."""
+    hang: Hang | None = None
 
 
 _KILLED_1 = "rank 1 was killed by signal 9 (SIGKILL)"
+_AGENT_HANGS = Hang(rank=None, phase=None, sentence="hang: accelerate launch")
 _EXITS_7: dict[str, Any] = {"error": "SystemExit", "message": "7", "code": 7}
 
 CASES = {
@@ -205,6 +209,74 @@ CASES = {
         1,
         "rank 1 exited with 1: KeyError",
     ),
+    "a rank that left without a record": (
+        _Case(
+            {0: 1, 1: 0},
+            (_peer_lost(0),),
+            observations=(observation(Phase.BACKWARD, step=9), observation(Phase.FORWARD, step=8)),
+            kind=EndKind.SCRIPT_ERROR,
+        ),
+        1,
+        "rank 1 ended with exit code 0 after 8 steps without a record, as by os._exit(0), and rank 0, still "
+        "training, lost its connection to it",
+    ),
+    "an error of its own, after a rank had left without a record": (
+        _Case({0: 1, 1: 0}, (_record(0, error="KeyError", message="'a'"),)),
+        1,
+        "rank 0 exited with 1: KeyError",
+    ),
+    "SIGTERM from outside before the error of the one that lost it": (
+        _Case({0: 1, 1: _TERM}, (_peer_lost(0),), by_launcher={0: False, 1: False}, kind=EndKind.SIGNAL),
+        143,
+        "rank 1 was killed by signal 15 (SIGTERM)",
+    ),
+    "SIGTERM from outside before the launcher's own": (
+        _Case({0: _TERM, 1: _TERM}, by_launcher={0: True, 1: False}),
+        143,
+        "rank 1 was killed by signal 15 (SIGTERM)",
+    ),
+    "the launcher's SIGKILL, 30 s after an error": (
+        _Case({0: _KILL, 1: 7}, by_launcher={0: True, 1: False}, seen_at={0: 0, 1: 1}),
+        7,
+        "rank 1 exited with 7",
+    ),
+    "the launcher's SIGTERM on a node that lost its peers": (
+        _Case(
+            {0: 1, 1: _TERM},
+            (_peer_lost(0),),
+            by_launcher={0: False, 1: True},
+            is_one_of_nodes=True,
+            kind=EndKind.LOST_NODE,
+        ),
+        1,
+        "rank 0 exited with 1: RuntimeError: the ranks of this node lost their peers, so the cause is on "
+        "another node",
+    ),
+    "a crash before the error of the one that lost it": (
+        _Case({0: 1, 1: _SEGV}, (_peer_lost(0),), by_launcher={0: False, 1: False}),
+        139,
+        "rank 1 was killed by signal 11 (SIGSEGV)",
+    ),
+    "a launcher that did not end after ranks that did well": (
+        _Case({0: _TERM}, (_record(0, code=0), _record(1, code=0)), launcher_code=143, hang=_AGENT_HANGS),
+        0,
+        None,
+    ),
+    "a launcher that did not end after a rank that failed": (
+        _Case(
+            {0: _TERM},
+            (_record(0, code=0), _record(1, error="KeyError", message="'a'")),
+            launcher_code=143,
+            hang=_AGENT_HANGS,
+        ),
+        1,
+        "rank 1 exited with 1: KeyError",
+    ),
+    "a launcher that did not end, and ranks that left no record": (
+        _Case({}, (_record(0, code=0),), launcher_code=_KILL, hang=_AGENT_HANGS, kind=EndKind.HANG),
+        1,
+        "hang: accelerate launch",
+    ),
     "somebody stopped the ranks": (
         _Case({0: _TERM, 1: _TERM}),
         143,
@@ -227,7 +299,11 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
         launcher_code=case.launcher_code,
         stopped_by=case.stopped_by,
         failures={
-            rank: RankFailure(exit_code=code, timestamp=case.seen_at.get(rank, 0))
+            rank: RankFailure(
+                exit_code=code,
+                timestamp=case.seen_at.get(rank, 0),
+                by_launcher=case.by_launcher.get(rank),
+            )
             for rank, code in case.exit_codes.items()
         },
         records={record.rank: record for record in case.records},
@@ -236,6 +312,7 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
         num_ranks=2,
         host_limit_bytes=case.host_limit_bytes,
         is_one_of_nodes=case.is_one_of_nodes,
+        hang=case.hang,
     )
     assert (verdict.exit_code, verdict.cause) == (exit_code, cause)
     assert case.kind in (None, verdict.kind)

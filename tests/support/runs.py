@@ -16,7 +16,7 @@ from forked_programs import ForkedProgram
 from typed_flags import check_flags_were_typed
 
 from zerofit.core.rank_observation import read_observation
-from zerofit.launching.hang import dump_stacks
+from zerofit.launching.stacks import dump_stacks
 from zerofit.machine.port import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -229,3 +229,56 @@ def test_the_runner_imports_nothing_slow_by_itself(folder: Path) -> None:
     slow = ["torch", "transformers", "accelerate", "deepspeed"]
     finished = _runner(folder, _script(folder, f"import sys\nprint([n for n in {slow} if n in sys.modules])"))
     assert finished.stdout == "[]\n"
+
+
+_WAIT = "\nprint(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+_FORKS = {
+    "sys.exit": ("import os, sys\nif not (child := os.fork()):\n    sys.exit(3)" + _WAIT, 0, "3"),
+    "an exception": (
+        "import os\nif not (child := os.fork()):\n    raise KeyError('child')" + _WAIT,
+        0,
+        "1",
+    ),
+    "a text": ("import os, sys\nif not (child := os.fork()):\n    sys.exit('bad')" + _WAIT, 0, "1"),
+    "its own exit handlers": (
+        "import atexit, os, sys\n"
+        "parent = os.getpid()\n"
+        "atexit.register(lambda: print(f'handler {os.getpid() == parent}', flush=True))\n"
+        "if not (child := os.fork()):\n    sys.exit(4)" + _WAIT,
+        0,
+        "handler False\n4\nhandler True",
+    ),
+    "the end of the script": (
+        "import os, sys\nchild = os.fork()\nif child:\n    print(os.waitpid(child, 0)[1])\n    sys.exit(5)",
+        5,
+        "0",
+    ),
+    "its own output": (
+        "import os, sys\nif not (child := os.fork()):\n    print('unflushed')\n    sys.exit(0)" + _WAIT,
+        0,
+        "unflushed\n0",
+    ),
+    "multiprocessing": (
+        "import multiprocessing, sys\n"
+        "child = multiprocessing.get_context('fork').Process(target=sys.exit, args=(6,))\n"
+        "child.start()\nchild.join()\nprint(child.exitcode)",
+        0,
+        "6",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "exit_code", "printed"), _FORKS.values(), ids=_FORKS)
+def test_the_end_of_a_forked_child_is_not_that_of_the_rank(
+    folder: Path, script: str, exit_code: int, printed: str
+) -> None:
+    run = _runner(folder, _script(folder, script))
+    assert (run.returncode, run.stdout.strip()) == (exit_code, printed), run.stderr
+    assert _record(folder)["exit_code"] == exit_code
+
+
+def test_a_child_that_outlives_its_rank_changes_nothing_about_its_end(folder: Path) -> None:
+    text = "import os, sys, time\nif not os.fork():\n    time.sleep(1)\n    sys.exit(7)\nprint('done')"
+    run = _runner(folder, _script(folder, text))
+    assert (run.returncode, run.stdout) == (0, "done\n")
+    assert _record(folder)["exit_code"] == 0

@@ -55,7 +55,7 @@ from zerofit.launching.recover import RecoverMode
     metavar="SECONDS",
     least=0,
     help="End a run in which no rank makes progress for this long, and store all stacks; 0 is never. "
-    "Default: 5 min, or 20 times the longest phase so far if that is more, and 30 min in the first step.",
+    "Default: 30 min; inside steps after the first 5 min, or 20 times the longest phase so far.",
 )
 @click.option(
     "--recover",

@@ -87,6 +87,8 @@ class RankObservation:
     """Folder of the last checkpoint saved; "" if none."""
     peaks: dict[Phase, PhasePeak]
     """GPU memory by phase; empty without a GPU."""
+    collectives: int = 0
+    """Collectives that the rank has called, in all of its process groups together; about a second old."""
 
     @property
     def s_per_step(self) -> float | None:
@@ -105,6 +107,8 @@ _PEAKS = struct.Struct(f"<{2 * len(_PHASES)}q")
 _PATH = struct.Struct("<H1022s")
 """Length of the checkpoint's path, and its bytes."""
 _PATH_AT = _HEAD.size + _PEAKS.size
+_COLLECTIVES = struct.Struct("<q")
+_COLLECTIVES_AT = _PATH_AT + _PATH.size
 
 
 class LiveFile:
@@ -119,7 +123,8 @@ class LiveFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = OwnFile(live_file(folder, rank))
         self._sequence = 0
-        self._file.write_at(_HEAD.size, _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b""))
+        unset = _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b"") + _COLLECTIVES.pack(0)
+        self._file.write_at(_HEAD.size, unset)
 
     def write(self, phase: Phase, numbers: tuple[int, ...], times: tuple[float, float, float]) -> None:
         """Write the rank's state.
@@ -146,6 +151,10 @@ class LiveFile:
         data = os.fsencode(path)[-1022:]
         self._file.write_at(_PATH_AT, _PATH.pack(len(data), data))
 
+    def write_collectives(self, collectives: int) -> None:
+        """Write the number of collectives called so far; another thread than that of `write` may do it."""
+        self._file.write_at(_COLLECTIVES_AT, _COLLECTIVES.pack(collectives))
+
 
 def live_file(folder: Path, rank: int) -> Path:
     """Return the path of a rank's live file."""
@@ -160,6 +169,7 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
         number, descriptor, host, saved, first_step = rest
         peaks = _PEAKS.unpack_from(data, _HEAD.size)
         length, path = _PATH.unpack_from(data, _PATH_AT)
+        (collectives,) = _COLLECTIVES.unpack_from(data, _COLLECTIVES_AT)
         phase = _PHASES[place]
     except (OSError, struct.error, IndexError):
         return None
@@ -184,4 +194,5 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
             for phase, allocated, reserved in zip(_PHASES, peaks[::2], peaks[1::2], strict=True)
             if allocated >= 0
         },
+        collectives=collectives,
     )

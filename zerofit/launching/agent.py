@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -23,7 +24,7 @@ from zerofit.core.errors import UserError
 from zerofit.machine.stopping import PARENT_VARIABLE, end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import FrameType
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -68,14 +69,12 @@ def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    ranks = _note_ranks_at_the_end()
     try:
         # Ranks write their own logs and errors; torchrun would leave a folder in TMPDIR for each run.
         launch_command(launch_command_parser().parse_args(["--log_dir", os.devnull, *arguments]))
     except ChildFailedError as failed:
-        return {
-            str(rank): _failure(failure.exitcode, failure.timestamp)
-            for rank, failure in failed.failures.items()
-        }
+        return {**_left_before(failed.failures, ranks), **_failures_of(failed.failures, ranks)}
     except subprocess.CalledProcessError as failed:
         return {"0": _failure(failed.returncode, int(time.time()))}
     except SignalException as stopped:
@@ -85,6 +84,65 @@ def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
 
 def _failure(exit_code: int, timestamp: int) -> dict[str, int]:
     return {"exit_code": exit_code, "timestamp": timestamp}
+
+
+@dataclass(slots=True)
+class _Ranks:
+    """This node's ranks at the moment at which torchrun begins to end those that are left."""
+
+    pids: dict[int, int] = field(default_factory=dict)
+    """Process id by local rank; empty before that moment."""
+    running: set[int] = field(default_factory=set)
+    """Process ids of those that had not ended by themselves."""
+
+
+def _note_ranks_at_the_end() -> _Ranks:
+    """Return a value that is filled when torchrun begins to end ranks.
+
+    torchrun also lists the ranks that it has ended itself as failed, and one that left with exit code 0 not
+    at all.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    noted, close = _Ranks(), PContext.close
+
+    def note_and_close(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not noted.pids:
+            noted.pids = self.pids()
+            noted.running = {pid for pid in noted.pids.values() if _is_running(pid)}
+        return close(self, *args, **kwargs)
+
+    PContext.close = note_and_close
+    return noted
+
+
+def _is_running(child: int) -> bool:
+    try:  # without reaping it, which is torchrun's part
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # it has been reaped
+        return False
+
+
+def _failures_of(failures: Mapping[int, Any], ranks: _Ranks) -> dict[str, dict[str, int]]:
+    """Return torchrun's failures, and which of them torchrun's own signals were."""
+    by_launcher = (-signal.SIGTERM, -signal.SIGKILL)
+    return {
+        str(rank): {
+            **_failure(failure.exitcode, failure.timestamp),
+            "by_launcher": failure.exitcode in by_launcher and failure.pid in ranks.running,
+        }
+        for rank, failure in failures.items()
+    }
+
+
+def _left_before(failures: Mapping[int, Any], ranks: _Ranks) -> dict[str, dict[str, int]]:
+    """Return the ranks that had ended with exit code 0 when the first failed."""
+    first = min(rank - failure.local_rank for rank, failure in failures.items())
+    return {
+        str(first + local): _failure(0, int(time.time()))
+        for local, pid in ranks.pids.items()
+        if pid not in ranks.running and first + local not in failures
+    }
 
 
 def _forward(number: int, frame: FrameType | None) -> None:

@@ -40,9 +40,11 @@ class RankFailure:
     """How a rank failed, as observed by the launcher."""
 
     exit_code: int
-    """Negative for a signal."""
+    """Negative for a signal; 0 for a rank that had ended before others failed."""
     timestamp: int
     """When the launcher noticed it, in whole seconds since 1970."""
+    by_launcher: bool | None = None
+    """True if the launcher's own signal ended it, False if it ended before; None if unknown."""
 
 
 class EndKind(enum.StrEnum):
@@ -97,9 +99,10 @@ class RunEnd:
 class Hang:
     """A run that zerofit ended because it made no progress."""
 
-    rank: int
-    """The rank that the others wait for."""
-    phase: Phase
+    rank: int | None
+    """The rank that the others wait for; None if all have ended, and only their launcher has not."""
+    phase: Phase | None
+    """None if the rank has not begun."""
     sentence: str
 
 
@@ -127,14 +130,16 @@ def judge(
         host_limit_bytes: the cgroup's limit on host memory; None if there is none.
         is_one_of_nodes: True if other nodes take part, whose ranks are not observed here.
     """
-    if hang is not None:
+    if hang is not None and hang.rank is None and len(records) == num_ranks:
+        failures, launcher_code = {}, launcher_code or 1  # it reports no more than the signal that ended it
+    elif hang is not None:
         return RunEnd(exit_code=1, cause=hang.sentence, kind=EndKind.HANG, rank=hang.rank, phase=hang.phase)
     if stopped_by is not None:
         cause = f"stopped by {stopped_by.name}"
         return RunEnd(exit_code=128 + stopped_by, cause=cause, kind=EndKind.SIGNAL)
     if launcher_code == 0:
         return _succeeded(records)
-    failed = failures or {
+    failed = {rank: failure for rank, failure in failures.items() if failure.exit_code} or {
         rank: RankFailure(exit_code=record.exit_code, timestamp=0)
         for rank, record in records.items()
         if record.exit_code
@@ -145,17 +150,19 @@ def judge(
         return _launcher_failed(launcher_code, oom_kills, host_limit_bytes, has_begun=bool(observations))
 
     def cause_first(rank: int) -> tuple[int, float, int]:
-        code, record = failed[rank].exit_code, records.get(rank)
-        return _likely_consequence(code, record), _ended_at(failed[rank], record), rank
+        record = records.get(rank)
+        return _likely_consequence(failed[rank], record), _ended_at(failed[rank], record), rank
 
     rank = min(failed, key=cause_first)
     code, record = failed[rank].exit_code, records.get(rank)
     end = _end_of(rank, code, record, observations.get(rank), oom_kills, host_limit_bytes)
-    if _likely_consequence(code, record) < _LOST_PEER:
+    if _likely_consequence(failed[rank], record) < _LOST_PEER:
         return end
+    if unrecorded := sorted(rank for rank in failures.keys() - failed.keys() if rank not in records):
+        return _left_early(unrecorded[0], end, observations, how=" without a record, as by os._exit(0)")
     left = [ended for ended in records.values() if ended.exit_code == 0]
     if left:
-        return _left_early(min(left, key=lambda ended: ended.ended_at or 0), end, observations)
+        return _left_early(min(left, key=lambda ended: ended.ended_at or 0).rank, end, observations)
     if is_one_of_nodes:
         cause = f"{end.cause}: the ranks of this node lost their peers, so the cause is on another node"
         return replace(end, cause=cause, kind=EndKind.LOST_NODE)
@@ -175,9 +182,10 @@ def _ended_at(failure: RankFailure, record: RankRecord | None) -> float:
     return record.ended_at if record is not None and record.ended_at else failure.timestamp + 1.0
 
 
-def _likely_consequence(code: int, record: RankRecord | None) -> int:
+def _likely_consequence(failure: RankFailure, record: RankRecord | None) -> int:
     """Return how likely a failure is the consequence of another one: 0 is an independent cause."""
-    if code == -signal.SIGTERM:
+    code = failure.exit_code
+    if failure.by_launcher or (failure.by_launcher is None and code == -signal.SIGTERM):
         return _LOST_PEER + 1
     text = (record.error_message if record is not None else None) or ""
     if any(message in text for message in _LOST_PEER_MESSAGES) and not shows(GPU_IS_FULL, text):
@@ -326,16 +334,18 @@ def _size_words(missing: int | None, peak: int | None) -> str:
     return f": {', '.join(words)}" if words else ""
 
 
-def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankObservation]) -> RunEnd:
+def _left_early(
+    left: int, end: RunEnd, observations: Mapping[int, RankObservation], *, how: str = ""
+) -> RunEnd:
     """Return the end of a run in which one rank finished before the others."""
-    observed = observations.get(left.rank)
+    observed = observations.get(left)
     after = "" if observed is None else f" after {observed.step} steps"
     return replace(
         end,
-        cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost "
+        cause=f"rank {left} ended with exit code 0{after}{how}, and rank {end.rank}, still training, lost "
         "its connection to it",
         kind=EndKind.SCRIPT_ERROR,
-        rank=left.rank,
+        rank=left,
         phase=None if observed is None else observed.phase,
     )
 

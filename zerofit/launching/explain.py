@@ -93,6 +93,8 @@ _KEPT_LINES = 200
 _SHOWN_LINES = 3
 _UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
 _LONGEST_SHOWN = 240
+_OF_SEVERAL_RANKS = ("peer-lost", _TIMED_OUT)
+"""Failures that a rank alone can't have: the connection that it lost is of its own, to a server."""
 
 
 class CauseConfidence(enum.StrEnum):
@@ -167,6 +169,8 @@ class LogReader:
     ranks: set[int] = field(default_factory=set)
     taken_down: set[int] = field(default_factory=set)
     """The log's rank, or those that failed."""
+    is_one_rank: bool = False
+    """True if the logs are of a run of one rank, which has no others to lose or to wait for."""
     waiting: dict[int, Collective] = field(default_factory=dict)
     """By rank, the first collective that timed out."""
     timed_out: dict[int, EvidenceLine] = field(default_factory=dict)
@@ -217,6 +221,8 @@ class LogReader:
                 continue
             frames = traceback.frames or (_last_frames(before) if is_exception else [])
             failure = failure_of(said, ends_traceback=is_exception, raised_in=_raising(frames))
+            if self.is_one_rank and failure is not None and failure.id in _OF_SEVERAL_RANKS:
+                failure = None
             if failure is None and is_exception and not said.startswith("SystemExit"):
                 failure = _unknown(said, frames)
             if failure is None:
@@ -460,13 +466,16 @@ def _unknown(said: str, frames: Sequence[Frame]) -> KnownFailure:
     )
 
 
-def explain_logs(paths: Sequence[Path], *, root: Path | None = None) -> Explanation:
+def explain_logs(
+    paths: Sequence[Path], *, root: Path | None = None, is_one_rank: bool = False
+) -> Explanation:
     """Return why a run failed, from its logs.
 
     Args:
         root: folder that log names are shown relative to; None shows them unchanged.
+        is_one_rank: True if the run is known to have had one rank.
     """
-    reader = LogReader()
+    reader = LogReader(is_one_rank=is_one_rank)
     for path in paths:
         with open(path, "rb") as file:
             written_at = time.localtime(os.fstat(file.fileno()).st_mtime)

@@ -63,7 +63,9 @@ def explain_run(folder: Path) -> RunExplanation:
             explanation=Explanation(cause=None, others=(), num_lines=0, files=("run.json",))
         )
     logs = [path for path in logs_in(folder, or_none=True) if last in path.parents]
-    explanation = explain_logs(logs, root=folder)
+    topology = document_in(last / "plan.json").get("topology")
+    is_one_rank = isinstance(topology, dict) and topology.get("world_size") == 1
+    explanation = explain_logs(logs, root=folder, is_one_rank=is_one_rank)
     good = _last_good_run(folder)
     return RunExplanation(
         explanation=_with_verdict(explanation, run),

@@ -4,51 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import signal
 import statistics
-import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from zerofit.core.own_file import identity_of
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
+from zerofit.core.rank_record import read_record
 from zerofit.core.units import format_bytes, format_duration
 from zerofit.launching.diagnose import Hang, describe
+from zerofit.launching.stacks import Stack, dump_stacks, stack_file
+from zerofit.launching.work import LOG_COPIER, WorkMeter, is_running, is_stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zerofit.core.observer import Observer
 
-_MIN_LIMIT_S = 300.0
+_LIMIT_S = 1800.0
+"""A run hangs if it has made no progress for this long. ASSUMPTION; gloo's own limit of a collective
+(torch/distributed/constants.py), which many scripts raise."""
+_LEAST_LIMIT_IN_STEPS_S = 300.0
 _LIMIT_IN_PHASES = 20
-"""A run hangs if it has made no progress for 300 s, or 20 times its longest phase if that is more.
-ASSUMPTION: no working step is slower; torch's own limit is 600 s for NCCL and 1800 s for gloo
-(torch/distributed/constants.py)."""
-_FIRST_STEP_LIMIT_S = 1800.0
-"""Limit for the first step, which may compile the model. ASSUMPTION, as gloo's limit."""
+"""Once each rank has done a step, and all of them are inside one: 300 s, or 20 times the longest phase if
+that is more. ASSUMPTION: no working step is slower; NCCL's own limit of a collective is 600 s (same file)."""
+_WORK_FACTOR = 10
+"""A rank for which others wait, or that is inside a step, and works, may take this many times as long.
+ASSUMPTION: a main process that prepares data alone ends in time; a loop without an end never does."""
+_LOOKS_PER_LIMIT = 5
+"""How often the ranks' work is measured in a limit."""
 _CHECK_EVERY_S = 1.0
+_LAUNCHER_ENDS_S = 10.0
+"""For the launcher to end after its ranks, however short the limit is. ASSUMPTION."""
 _SUSPENDED_S = 30.0
 """A check delayed this much means that this process, or the machine, was suspended: all limits are reset."""
 _REPORT_EVERY_S = 60.0
-_DUMP_S = 5.0
-"""Time limit for a rank to write its stacks. ASSUMPTION: it is one write from a signal handler."""
-_WORKER_DUMP_S = 0.1
-"""The same for a DataLoader worker, which writes into its rank's file. ASSUMPTION."""
-_PY_SPY_S = 30.0
-_TIMED_PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
-_UNTIMED_PHASES = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
-"""Phases without a time limit."""
-_BUSY_CORE_SHARE = 0.2
-"""Of one core: a rank in the script's own code that uses more is working. ASSUMPTION."""
-_COLLECTIVE = re.compile(r'distributed_c10d\.py", line \d+ in (?!wrapper\b)(\w+)')
+_IN_A_STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+_OUTSIDE_STEPS = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
 _SHOWN_RANKS = 4
 _MIN_STEP_TIMES = 3
 _KEPT_STEP_TIMES = 1000
@@ -66,40 +63,59 @@ class RunWatch:
     observer: Observer
     predicted_bytes: int | None = None
     """Predicted peak of live tensors on a GPU."""
+    is_one_of_nodes: bool = False
+    """True if the run has ranks that are not watched here."""
     hang: Hang | None = None
     """Set once the run hangs."""
     _looked_at: float = field(default_factory=time.monotonic)
     _told_at: float = field(default_factory=time.monotonic)
     _first: tuple[float, int] | None = None
     """Time and step of the first check at which a step was done."""
-    _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By rank: its own time of the last progress, and when that was first seen here (monotonic)."""
+    _seen: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By rank: its own time of the last progress, and its collectives."""
+    _moved_at: float = field(default_factory=time.monotonic)
+    """When progress of any rank was last seen here."""
+    _measured_at: float = 0.0
+    _meter: WorkMeter = field(default_factory=WorkMeter)
+    _worked_at: dict[int, float] = field(default_factory=dict)
+    """By process id of a rank or the launcher: when it, or what is below it, was last seen to work."""
+    _stacks: dict[int, Stack] = field(default_factory=dict)
+    _stuck: frozenset[int] = frozenset()
+    """Ranks that waited in the same collective in the last two stacks."""
+    _next_stacks_at: float = 0.0
     _stopped_at: dict[int, float] = field(default_factory=dict)
+    """When a signal has stopped a process of the run: the launcher, a rank, or one below it."""
+    _has_resumed: bool = False
+    """True once the launcher was stopped by a signal, and resumed here."""
+    _gone_at: float | None = None
+    """When no rank was left."""
     _last: tuple[float, int] | None = None
     """The first rank's own time and step at the last change of its step."""
     _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEP_TIMES))
     """Seconds per step between checks at which it had changed."""
 
-    def look(self) -> bool:
-        """Check once a second; return True if the run hangs, after writing the stacks of all ranks."""
+    def look(self, launcher: int | None = None) -> bool:
+        """Check once a second; return True if the run hangs, after writing the stacks of all ranks.
+
+        Args:
+            launcher: process id of the one that starts the ranks; None if it is not watched.
+        """
         now = time.monotonic()
         if now - self._looked_at < _CHECK_EVERY_S:
             return False
         if now - self._looked_at > _SUSPENDED_S:
-            self._seen.clear()
+            self._moved_at = now
             self._stopped_at.clear()
         self._looked_at = now
         found = self.observations()
-        self._note_stopped(found, now)
         self._note_pace(found)
         self._tell(found, now)
-        if self.hang is None and self.limit_s != 0 and self._hangs(found, now):
-            still_s = now - max(at for _, at in self._seen.values())
-            dump_stacks(found, self.ranks_folder)
-            self.hang = self._verdict(found, still_s)
-            for rank in self._stopped_at:  # otherwise it could not even be told to end
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(found[rank].pid, signal.SIGCONT)
+        if self.hang is not None:
+            return True
+        self._note_stopped(found, launcher, now)
+        if self.limit_s != 0 and self._hangs(found, launcher, now) and not self._resume_launcher(launcher):
+            self.hang = self._verdict(found, launcher, now)
+            self._resume(*self._stopped_at)  # otherwise they could not even be told to end
         return self.hang is not None
 
     def observations(self) -> dict[int, RankObservation]:
@@ -115,6 +131,13 @@ class RunWatch:
         """
         return statistics.median(self._paces) if len(self._paces) >= _MIN_STEP_TIMES else None
 
+    def clear_unused(self) -> None:
+        """Remove the ranks' stack files, unless the run hung."""
+        for rank in self.ranks:
+            file = stack_file(self.ranks_folder, rank)
+            if self.hang is None or (file.exists() and not file.stat().st_size):
+                file.unlink(missing_ok=True)
+
     def _note_pace(self, found: Mapping[int, RankObservation]) -> None:
         first = found.get(self.ranks[0])
         if first is None or first.step == 0 or (self._last and first.step <= self._last[1]):
@@ -123,95 +146,241 @@ class RunWatch:
             self._paces.append((first.changed_at - self._last[0]) / (first.step - self._last[1]))
         self._last = first.changed_at, first.step
 
-    def _note_stopped(self, found: Mapping[int, RankObservation], now: float) -> None:
-        """Report a process that was suspended (SIGSTOP), at once."""
+    def _note_stopped(self, found: Mapping[int, RankObservation], launcher: int | None, now: float) -> None:
+        """Report a process that was stopped by a signal (SIGSTOP): ranks and launcher at once."""
+        watched = {state.pid: f"rank {rank}" for rank, state in found.items()}
+        watched |= {} if launcher is None else {launcher: "accelerate launch"}
         for rank, state in found.items():
-            if not _is_stopped(state.pid):
-                self._stopped_at.pop(rank, None)
-            elif rank not in self._stopped_at:
-                self._stopped_at[rank] = now
-                where = f"rank {rank} (process {state.pid}) is stopped by a signal, in {describe(state)}"
-                self.observer.say(f"{where}; `kill -CONT {state.pid}` resumes it")
+            tree = self._meter.trees.get(state.pid)
+            for process in () if tree is None else tree.stopped:
+                watched.setdefault(process.pid, _role_of(process, rank))
+        states = {state.pid: describe(state) for state in found.values()}
+        for pid, who in watched.items():
+            if not _is_stopped(pid):
+                self._stopped_at.pop(pid, None)
+            elif pid not in self._stopped_at:
+                self._stopped_at[pid] = now
+                where = f", in {states[pid]}" if pid in states else ""
+                self.observer.say(
+                    f"{who} (process {pid}) is stopped by a signal{where}; `kill -CONT {pid}` resumes it"
+                )
 
-    def _hangs(self, found: Mapping[int, RankObservation], now: float) -> bool:
-        """Return True if no rank has made progress within the limit, and none is in an untimed phase."""
-        for rank, state in found.items():
-            if rank not in self._seen or self._seen[rank][0] != state.changed_at:
-                self._seen[rank] = state.changed_at, now
-        if len(found) < len(self.ranks):
+    def _resume(self, *pids: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _resume_launcher(self, launcher: int | None) -> bool:
+        """Resume a launcher that a signal has stopped, once; return True if it was. Ranks may wait for it.
+
+        It has their store (TCPStore), and tells how they ended.
+        """
+        if launcher is None or launcher not in self._stopped_at or self._has_resumed:
             return False
+        self.observer.say(f"nothing goes on: accelerate launch (process {launcher}) is resumed")
+        self._resume(launcher)
+        self._has_resumed, self._moved_at, self._gone_at = True, time.monotonic(), None
+        self._worked_at.clear()
+        return True
+
+    def _hangs(self, found: Mapping[int, RankObservation], launcher: int | None, now: float) -> bool:
+        """Return True if there was neither progress nor work within the limit."""
+        seen = {rank: (state.changed_at, state.collectives) for rank, state in found.items()}
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
+            self._stuck, self._stacks, self._next_stacks_at = frozenset(), {}, 0.0
+            self._worked_at.clear()
+            self._meter.forget()
         limit_s = self._limit_s(found)
-        if any(now - at > limit_s for at in self._stopped_at.values()):
+        have_begun = len(found) == len(self.ranks)
+        if have_begun and not any(is_running(state.pid) for state in found.values()):
+            return launcher is not None and self._launcher_hangs(now, limit_s)
+        stopped = (self._stopped_at.get(state.pid, now) for state in found.values())
+        if have_begun and any(now - at > limit_s for at in stopped):
             return True
-        if any(now - at <= limit_s for _, at in self._seen.values()):
+        still_s, every_s = now - self._moved_at, max(_CHECK_EVERY_S, limit_s / _LOOKS_PER_LIMIT)
+        if still_s < every_s:
             return False
-        others = [state for rank, state in found.items() if rank not in self._stopped_at]
+        if now - self._measured_at >= every_s:
+            self._measured_at = now
+            # Ranks that have not begun are below the launcher.
+            ranks = [state.pid for state in found.values()]
+            pids = ranks if have_begun or launcher is None else [*ranks, launcher]
+            self._worked_at.update(dict.fromkeys(self._meter.look(pids), now))
+        if still_s <= limit_s or (not have_begun and launcher is None):
+            return False
+        if not any(now - at <= limit_s for at in self._worked_at.values()):
+            return not self._may_wait_for_nodes(found, still_s, limit_s)
+        return have_begun and self._works_in_vain(found, now, limit_s)
+
+    def _launcher_hangs(self, now: float, limit_s: float) -> bool:
+        """Return True if the launcher does not end after its ranks."""
+        if self._gone_at is None:
+            self._gone_at = now
+        # torchrun waits up to 300 s for other nodes (torch/distributed/elastic/agent/server/api.py).
+        return now - self._gone_at > max(limit_s, _LIMIT_S if self.is_one_of_nodes else _LAUNCHER_ENDS_S)
+
+    def _may_wait_for_nodes(
+        self, found: Mapping[int, RankObservation], still_s: float, limit_s: float
+    ) -> bool:
+        """Return True if the rank that all of these wait for may be on another node, and work there."""
         return (
-            all(other.phase not in _UNTIMED_PHASES for other in others)
-            and any(other.phase in _TIMED_PHASES for other in others)
-            and not any(other.phase is Phase.BETWEEN_STEPS and _is_busy(other.pid) for other in others)
+            self.is_one_of_nodes
+            and all(state.phase in _OUTSIDE_STEPS for state in found.values())
+            and still_s <= max(_WORK_FACTOR * limit_s, _LIMIT_S)
         )
+
+    def _works_in_vain(self, found: Mapping[int, RankObservation], now: float, limit_s: float) -> bool:
+        """Return True if only ranks work that wait, or if those that others wait for have worked too long."""
+        still_s = now - self._moved_at
+        if (len(self.ranks) > 1 or self.is_one_of_nodes) and now >= self._next_stacks_at:
+            self._next_stacks_at = now + max(limit_s, still_s) / _LOOKS_PER_LIMIT
+            before, self._stacks = self._stacks, dump_stacks(found, self.ranks_folder)
+            self._stuck = frozenset(
+                rank
+                for rank, stack in self._stacks.items()
+                if stack.collective is not None and stack == before.get(rank)
+            )
+        if self._working(found, now, limit_s) <= self._stuck and not self.is_one_of_nodes:
+            return True  # a GPU's rank uses a core while it waits
+        if still_s <= _WORK_FACTOR * limit_s or _is_full(self.ranks_folder):  # then live files are old
+            return False
+        return bool(self._stuck) or any(state.phase in _IN_A_STEP for state in found.values())
+
+    def _working(self, found: Mapping[int, RankObservation], now: float, limit_s: float) -> set[int]:
+        """Return the ranks that have worked within the limit."""
+        return {rank for rank, state in found.items() if now - self._worked_at.get(state.pid, 0) <= limit_s}
 
     def _limit_s(self, found: Mapping[int, RankObservation]) -> float:
         if self.limit_s is not None:
             return self.limit_s
-        longest_s = max(state.longest_phase_s for state in found.values())
-        least_s = _MIN_LIMIT_S if all(state.step for state in found.values()) else _FIRST_STEP_LIMIT_S
-        return max(least_s, _LIMIT_IN_PHASES * longest_s)
+        longest_s = max((state.longest_phase_s for state in found.values()), default=0.0)
+        phases = {state.phase for state in found.values()}
+        is_training = all(state.step for state in found.values()) and not phases.isdisjoint(_IN_A_STEP)
+        in_steps = is_training and phases.isdisjoint(_OUTSIDE_STEPS)
+        return max(_LEAST_LIMIT_IN_STEPS_S if in_steps else _LIMIT_S, _LIMIT_IN_PHASES * longest_s)
 
-    def _verdict(self, found: Mapping[int, RankObservation], still_s: float) -> Hang:
-        collectives = {rank: self._collective(rank) for rank in found}
+    def _verdict(self, found: Mapping[int, RankObservation], launcher: int | None, now: float) -> Hang:
+        still_s = now - self._moved_at
+        if self._gone_at is not None:
+            return Hang(
+                rank=None,
+                phase=None,
+                sentence=f"hang: accelerate launch (process {launcher}) has not ended within "
+                f"{now - self._gone_at:.0f} s of its ranks",
+            )
+        if missing := [rank for rank in self.ranks if rank not in found]:
+            return self._not_begun(missing[0], found, launcher, still_s)
+        self._stacks = {**self._stacks, **dump_stacks(found, self.ranks_folder)}
+        rank, *others = self._cause_first(found)
+        lines = [self._state(shown, found[shown]) for shown in (rank, *others[:_SHOWN_RANKS])]
+        if found[rank].phase is not Phase.ENDED:
+            lines[0] += self._what_others_call(rank, others)
+        if len(others) > _SHOWN_RANKS:
+            lines.append(f"{len(others) - _SHOWN_RANKS} more wait")
+        working = sorted(self._working(found, now, self._limit_s(found)))
+        though = f", though rank {', '.join(map(str, working))} used CPU time" if working else ""
+        return Hang(
+            rank=rank,
+            phase=found[rank].phase,
+            sentence=f"hang: no rank has made progress for {still_s:.0f} s{though}; {'; '.join(lines)}; "
+            f"their stacks are in {self.ranks_folder}",
+        )
 
-        def cause_first(rank: int) -> tuple[bool, bool, bool, int, float]:
+    def _not_begun(
+        self, rank: int, found: Mapping[int, RankObservation], launcher: int | None, still_s: float
+    ) -> Hang:
+        words = [f"hang: no rank has made progress for {still_s:.0f} s"]
+        if launcher in self._stopped_at:
+            words.append(f"accelerate launch (process {launcher}) is stopped by a signal")
+        words.append(f"rank {rank} has not begun")
+        words += [f"rank {other} is in {describe(state)}" for other, state in found.items()][:_SHOWN_RANKS]
+        return Hang(rank=rank, phase=None, sentence="; ".join(words))
+
+    def _cause_first(self, found: Mapping[int, RankObservation]) -> list[int]:
+        """Return the ranks, that which the others wait for first."""
+        calls = self._calls(found)
+        same = Counter(calls.values())
+
+        def key(rank: int) -> tuple[bool, bool, bool, bool, bool, int, bool, int, float]:
             state = found[rank]
-            goes_on = rank not in self._stopped_at
             return (
-                goes_on,
+                is_running(state.pid) or state.phase is Phase.ENDED,
+                not self._has_stopped(state.pid),
+                self._failure(rank) is None,
                 state.phase is not Phase.ENDED,
-                collectives[rank] is not None,
+                state.phase is Phase.ENDED and not is_running(state.pid),
+                same[calls[rank]] if calls[rank] else 0,  # the odd one of those that wait
+                state.phase in _IN_A_STEP,
                 state.step,
                 state.changed_at,
             )
 
-        rank, *others = sorted(found, key=cause_first)
-        lines = [self._state(rank, found[rank], collectives[rank])]
-        lines += [self._state(other, found[other], collectives[other]) for other in others[:_SHOWN_RANKS]]
-        if len(others) > _SHOWN_RANKS:
-            lines.append(f"{len(others) - _SHOWN_RANKS} more wait")
-        lacking = next((collectives[other] for other in others if collectives[other]), None)
-        without = f", without the {lacking} of the others" if lacking and not collectives[rank] else ""
-        lines[0] += without
-        return Hang(
-            rank=rank,
-            phase=found[rank].phase,
-            sentence=f"hang: no rank has made progress for {still_s:.0f} s; {'; '.join(lines)}; "
-            f"their stacks are in {self.ranks_folder}",
-        )
+        return sorted(found, key=key)
 
-    def _state(self, rank: int, observation: RankObservation, collective: str | None) -> str:
+    def _calls(self, ranks: Iterable[int]) -> dict[int, str | None]:
+        """Return what each rank waits in, and where; None for one that waits for no other."""
+        return {rank: self._stacks[rank].call if rank in self._stacks else None for rank in ranks}
+
+    def _what_others_call(self, rank: int, others: Sequence[int]) -> str:
+        """Return how the rank that the others wait for differs from them, in words; "" if it does not."""
+        own, calls = self._collective(rank), self._calls((rank, *others))
+        lacking = next((name for other in others if (name := self._collective(other))), None)
+        if not own:
+            return f", without the {lacking} of the others" if lacking else ""
+        is_alone = bool(others) and all(calls[other] != calls[rank] for other in others)
+        return ", which no other rank has called" if is_alone else ""
+
+    def _has_stopped(self, pid: int) -> bool:
+        """Return True if a signal has stopped a rank, or a process below it."""
+        tree = self._meter.trees.get(pid)
+        return not self._stopped_at.keys().isdisjoint((pid, *(tree.pids if tree else ())))
+
+    def _failure(self, rank: int) -> str | None:
+        """Return the error that has ended a rank's script; None if there is none."""
+        record = read_record(self.ranks_folder, rank)
+        return record.error_type or f"exit code {record.exit_code}" if record and record.exit_code else None
+
+    def _state(self, rank: int, observation: RankObservation) -> str:
+        pid, where = observation.pid, describe(observation)
+        if pid in self._stopped_at:
+            return f"rank {rank} (process {pid}) is stopped by a signal in {where}"
+        if failure := self._failure(rank):
+            left = ", and its process does not end" if is_running(pid) else ""
+            return f"rank {rank} has failed with {failure}{left}{self._place(rank)}"
+        if not is_running(pid) and observation.phase is not Phase.ENDED:
+            return f"rank {rank} (process {pid}) has gone without a record, in {where}"
         if observation.phase is Phase.ENDED:
-            return f"rank {rank} has ended after {observation.step} steps"
-        if rank in self._stopped_at:
-            return (
-                f"rank {rank} (process {observation.pid}) is stopped by a signal in {describe(observation)}"
-            )
-        return f"rank {rank} {f'waits in {collective}, ' if collective else 'is '}in {describe(observation)}"
+            ended = f"rank {rank} has ended after {observation.step} steps"
+            runs_on = f"{ended}, but its process runs on, in an exit handler or a thread{self._place(rank)}"
+            return runs_on if is_running(pid) else ended
+        collective = self._collective(rank)
+        waits = f"waits in {collective}{self._caller(rank, collective)}, in" if collective else "is in"
+        below = self._stopped_below(rank, pid)
+        at = "" if collective else self._place(rank)
+        return f"rank {rank} {waits} {where}{at}{f', and {below} is stopped by a signal' if below else ''}"
 
-    def _collective(self, rank: int) -> str | None:
-        """Return the collective in a rank's stacks; None if there is none."""
-        with contextlib.suppress(OSError):
-            found = _COLLECTIVE.search(
-                _stack_file(self.ranks_folder, rank).read_text(encoding="utf-8", errors="replace")
-            )
-            return found and found[1]
+    def _stopped_below(self, rank: int, pid: int) -> str | None:
+        """Return the first process below a rank that a signal has stopped, in words; None without one."""
+        tree = self._meter.trees.get(pid)
+        for process in () if tree is None else tree.stopped:
+            if process.pid in self._stopped_at and process.pid != pid:
+                return f"{_role_of(process, rank)} (process {process.pid})"
         return None
 
-    def clear_unused(self) -> None:
-        """Remove stack files that no rank has written to."""
-        for rank in self.ranks:
-            file = _stack_file(self.ranks_folder, rank)
-            if not _size(file):
-                file.unlink(missing_ok=True)
+    def _collective(self, rank: int) -> str | None:
+        """Return the collective in which a rank waits; None if it is in none."""
+        return self._stacks[rank].collective if rank in self._stacks else None
+
+    def _place(self, rank: int) -> str:
+        """Return the line of the script that a rank is in, in words; "" if unknown."""
+        place = self._stacks[rank].script if rank in self._stacks else None
+        return f"{', in ' if '() at ' in place else ', at '}{place}" if place else ""
+
+    def _caller(self, rank: int, collective: str) -> str:
+        """Return who called a collective, in words; "" if unknown."""
+        place = (self._stacks[rank].script or "").removeprefix(f"{collective}() at ")
+        return f", called {'by' if '() at ' in place else 'at'} {place}" if place else ""
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Report the run's progress once a minute."""
@@ -233,58 +402,25 @@ class RunWatch:
         return (now - self._first[0]) / (step - self._first[1])
 
 
-def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> None:
-    """Make ranks and their DataLoader workers write their stacks to `rank<N>.stack` in the ranks' folder.
-
-    For a rank that does not respond, or whose script has closed the file, py-spy writes them, if installed.
-    """
-    for rank, state in ranks.items():
-        with contextlib.suppress(ProcessLookupError):
-            if _writes_to(state.pid, state.dump_descriptor, _stack_file(folder, rank)):
-                os.kill(state.pid, state.dump_signal)
-    until = time.monotonic() + _DUMP_S
-    silent = list(ranks)
-    while silent and time.monotonic() < until:
-        time.sleep(_DUMP_S / 50)
-        silent = [rank for rank in silent if not _size(_stack_file(folder, rank))]
-    for rank in ranks.keys() - silent:
-        _dump_workers(ranks[rank], _stack_file(folder, rank))
-    if silent and (py_spy := shutil.which("py-spy")):
-        for rank in silent:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                command = [py_spy, "dump", "--nonblocking", "--pid", str(ranks[rank].pid)]
-                done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
-                _stack_file(folder, rank).write_bytes(done.stdout)
-
-
-def _dump_workers(rank: RankObservation, file: Path) -> None:
-    """Make a rank's DataLoader workers, forks that inherited its signal handler, write their stacks."""
+def _is_stopped(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(rank.pid).children():
-            with contextlib.suppress(psutil.Error, OSError):
-                # Others would be killed by it, or write into a file of the script's.
-                if _handles(process.pid, rank.dump_signal) and _writes_to(
-                    process.pid, rank.dump_descriptor, file
-                ):
-                    process.send_signal(rank.dump_signal)
-                    time.sleep(_WORKER_DUMP_S)
+        return is_stopped(psutil.Process(pid))
+    return False
 
 
-def _handles(pid: int, number: int) -> bool:
-    """Return True if a process has a handler for a signal (proc_pid_status(5), SigCgt)."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) >> (number - 1) & 1)
+def _role_of(process: psutil.Process, rank: int) -> str:
+    """Return what a process below a rank does, in words."""
+    with contextlib.suppress(psutil.Error):
+        if process.name() == LOG_COPIER:
+            return f"the process that copies rank {rank}'s output"
+    return f"a process started by rank {rank}"
 
 
-def _writes_to(pid: int, descriptor: int, file: Path) -> bool:
-    """Return True if a process has a file open under a number: its script may have closed and reused it."""
-    found = identity_of(f"/proc/{pid}/fd/{descriptor}")
-    return found is not None and found == identity_of(file)
-
-
-def _stack_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.stack"
+def _is_full(folder: Path) -> bool:
+    """Return True if nothing can be written into a folder."""
+    with contextlib.suppress(OSError):
+        return os.statvfs(folder).f_bavail == 0
+    return True
 
 
 def progress_line(
@@ -310,31 +446,3 @@ def closing_line(ranks: Sequence[RankObservation], duration_s: float, predicted_
     if ranks and not ranks[0].step:
         return f"{words}; no optimizer step was seen"
     return f"{words}, {progress_line(ranks, None, predicted_bytes)}" if ranks else words
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False
-
-
-def _is_busy(pid: int) -> bool:
-    """Return True if a process or its children use CPU time within a second."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        processes = [process, *process.children(recursive=True)]
-
-        def used_s() -> float:
-            return sum(sum(process.cpu_times()[:2]) for process in processes if process.is_running())
-
-        before_s = used_s()
-        time.sleep(_CHECK_EVERY_S)
-        return used_s() - before_s > _BUSY_CORE_SHARE * _CHECK_EVERY_S
-    return False
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -178,12 +178,13 @@ def start(
         limit_s=hang_limit_s,
         observer=observer,
         predicted_bytes=predicted_tensors(launch.plan),
+        is_one_of_nodes=launch.plan.topology.num_nodes > 1,
     )
 
-    def is_over() -> bool:
+    def is_over(launcher: int) -> bool:
         if others is not None and others.look(lambda: len(watch.observations()) == len(ranks)):
             return True
-        return watch.look()
+        return watch.look(launcher)
 
     ended = run_watched(command, environment=environment, report_fd=writer, output=output, is_over=is_over)
     watch.clear_unused()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zerofit.launching.work import LOG_COPIER, is_stopped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -52,7 +54,7 @@ def run_watched(
     report_fd: int | None = None,
     output: Path | None = None,
     stop_grace_s: float = _STOP_GRACE_S,
-    is_over: Callable[[], bool] = lambda: False,
+    is_over: Callable[[int], bool] = lambda _: False,
 ) -> Ended:
     """Run a command to its end and return how it ended.
 
@@ -68,7 +70,7 @@ def run_watched(
         report_fd: a descriptor for the command alone, which it inherits and this process closes.
         output: file for all output; None for the terminal.
         stop_grace_s: time for the command to end after the first signal.
-        is_over: polled; once True, the command is ended as by SIGTERM.
+        is_over: polled with the command's process id; once True, the command is ended as by SIGTERM.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     others = frozenset(_descendants())
@@ -122,7 +124,7 @@ def _wait(
     *,
     others: frozenset[psutil.Process],
     grace_s: float,
-    is_over: Callable[[], bool],
+    is_over: Callable[[int], bool],
 ) -> int:
     """Return the command's exit code once it has ended; after a stop, its children get their grace too."""
     kill_at: float | None = None
@@ -135,7 +137,7 @@ def _wait(
             number = signal.Signals(for_ranks.pop(0))
             for process in listening:
                 _signal(process, number)
-        if kill_at is None and (received or is_over()):
+        if kill_at is None and (received or is_over(child.pid)):
             ranks = _children_of(child)
             child.send_signal(received[0].signal if received else signal.SIGTERM)
             kill_at = now + grace_s
@@ -157,6 +159,10 @@ def _children_of(child: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def _end_descendants(others: frozenset[psutil.Process], *, gently: bool) -> None:
     """Wait for remaining processes to finish their output; after a failure, end those that don't."""
+    for process in _descendants(others):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_stopped(process) and process.name() == LOG_COPIER:
+                process.send_signal(signal.SIGCONT)
     _, alive = psutil.wait_procs(_descendants(others), timeout=_DRAIN_S)
     if gently:
         return

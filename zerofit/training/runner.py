@@ -19,11 +19,12 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.machine.stopping import end_with_agent
 from zerofit.ranks.meeting import end_when_stuck, tell_ended
+from zerofit.scripts.on_import import when_imported
 from zerofit.scripts.run_target import code_of, run_target, script_frames
 from zerofit.training import trial
 from zerofit.training.changes import Changes, tell
 from zerofit.training.hooks import install
-from zerofit.training.reporting import observe
+from zerofit.training.reporting import guard, observe
 from zerofit.training.reporting.record import write_record
 from zerofit.training.reporting.tee import tee_output
 from zerofit.training.saving import stop_signal
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     plan_file, *target = arguments
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(plan_file).parent
-    tee_output(folder / "logs" / f"rank{rank}.log")
+    copier = tee_output(folder / "logs" / f"rank{rank}.log")
     changes = Changes(announce=rank == 0)
 
     def end(exit_code: int, error: BaseException | None) -> None:
@@ -88,6 +89,8 @@ def main(arguments: Sequence[str]) -> int:
         # From here on signals may come.
         observe.start(folder / "ranks", rank, on_cpu=plan.topology.on_cpu)
         install(plan, changes, run_folder=folder.absolute())
+        # Not earlier: a script that only forks, before it imports torch, has one thread.
+        when_imported("torch.autograd", lambda _: guard.start(copier, rank))
         if plan.trial is not None:
             trial.start(plan.trial, end_trial)
         run_target(target)
@@ -106,6 +109,11 @@ def main(arguments: Sequence[str]) -> int:
         if (named := sharded_weight_error(failure) or sharded_tensor_error(failure)) is not None:
             error = named
             tell(str(named))
+    if (
+        last_exit.is_forked_child()
+    ):  # its end is none of this rank's, whose record and peers must not hear of it
+        last_exit.exit_code = exit_code
+        return exit_code
     if exit_code == 0:
         observe.end()
     end(exit_code, error)
@@ -123,7 +131,9 @@ class LastExit:
     """Exits the process once every exit handler registered after this one has run.
 
     Python runs them in reverse order: created before the script starts, this comes after all of the script's.
-    Handlers of modules loaded even earlier (such as sitecustomize) do not run.
+    Handlers of modules loaded even earlier (such as sitecustomize) do not run. A child that the script has
+    forked and that leaves through sys.exit() ends here too: Python would go on to delete its copies of
+    process groups, whose threads exist in the rank alone, and wait for them forever.
     """
 
     exit_code = 1
@@ -133,10 +143,12 @@ class LastExit:
         self._pid = os.getpid()
         atexit.register(self.leave)
 
+    def is_forked_child(self) -> bool:
+        """Return True in a child that the script has forked."""
+        return os.getpid() != self._pid
+
     def leave(self) -> None:
         """End the process now, after flushing its output."""
-        if os.getpid() != self._pid:  # a forked child of the script ends in its own way
-            return
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -21,7 +21,7 @@ import os, signal, subprocess, sys, time
 from pathlib import Path
 from zerofit.training.reporting.tee import tee_output
 
-tee_output(Path("logs/rank0.log"))
+copier = tee_output(Path("logs/rank0.log"))
 """
 
 
@@ -139,3 +139,48 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 0
     assert shown == "True True 111 33\r\n50%\r"
     assert _log(tmp_path) == "True True 111 33\n50%\r"
+
+
+_GUARDED = """
+from zerofit.training.reporting import guard
+
+guard.start(copier, 0)
+
+def kill_copier(number=9):
+    import psutil
+    found = [child for child in psutil.Process().children() if child.name() == "zerofit-log"]
+    while len(found) != 1:
+        time.sleep(0.05)
+        found = [child for child in psutil.Process().children() if child.name() == "zerofit-log"]
+    found[0].send_signal(number)
+    return found[0]
+"""
+"""A rank that guards its copier, and what kills it."""
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("print('a', flush=True)\nkill_copier().wait()\nprint('b', flush=True)\ntime.sleep(2)", "a\nb\n"),
+        ("kill_copier().wait()\nprint('x' * 300_000, flush=True)", "x" * 300_000 + "\n"),
+        (
+            "for number in range(3):\n"
+            "    kill_copier().wait()\n    time.sleep(1.5)\n    print(number, flush=True)",
+            "0\n1\n2\n",
+        ),
+        ("kill_copier().wait()\ntime.sleep(2)\nsubprocess.run(['echo', 'a child'])", "a child\n"),
+        (
+            "kill_copier(11).wait()\ntime.sleep(2)\nos.write(1, b'last')\nos.kill(os.getpid(), 9)",
+            "last",
+        ),
+    ],
+    ids=["a line", "more than a pipe takes", "three times", "a child's", "then the rank"],
+)
+def test_a_killed_copier_is_replaced_and_nothing_is_lost(tmp_path: Path, program: str, printed: str) -> None:
+    process = _start(tmp_path, _GUARDED + program, stderr=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == (-9 if "getpid" in program else 0), stderr
+    assert stdout == printed
+    said = "zerofit: the process that copied the output of rank 0 was killed; another goes on"
+    assert stderr.splitlines() == [said] * (3 if "range(3)" in program else 1)
+    assert sorted(_log(tmp_path)) == sorted(stdout + stderr)

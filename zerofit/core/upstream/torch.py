@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +36,20 @@ def is_in_backward() -> bool:
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def count_collectives() -> int:
+    """Return how many collectives this process has called, in all of its process groups together.
+
+    From any thread, while another one calls them.
+    """
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    groups = [] if c10d is None else list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
+    called = 0
+    for group in groups:
+        with contextlib.suppress(RuntimeError, AttributeError):  # a backend that does not count
+            called += int(group._get_sequence_number_for_group())
+    return called
 
 
 def sparse_parts(tensor: Any) -> tuple[Any, Any]:

@@ -146,6 +146,11 @@ class Observed:
             self._save(self._live.write_checkpoint, os.path.abspath(path))
             self._write()
 
+    def note_collectives(self, collectives: int) -> None:
+        """Record the number of collectives called so far; from the thread that watches this rank."""
+        if self._is_here:
+            self._save(self._live.write_collectives, collectives)
+
     def _note_peak(self) -> None:
         """Record the process's peak for the phase that ends, if this phase has raised it.
 
@@ -221,6 +226,12 @@ def resume(step: int | None) -> None:
     """Count this rank's steps from a loaded checkpoint; None if it does not say at which it was saved."""
     if _observed is not None:
         _observed.resume(step)
+
+
+def note_collectives(collectives: int) -> None:
+    """Record the number of collectives that this rank has called."""
+    if _observed is not None:
+        _observed.note_collectives(collectives)
 
 
 def end() -> None:

@@ -4,25 +4,74 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
+import subprocess
+import sys
 import tty
 from typing import TYPE_CHECKING
 
+from zerofit.core.own_file import OwnDescriptor
+from zerofit.training.reporting import copy_output
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-_CHUNK_BYTES = 65536
-"""The capacity of a pipe on Linux (man 7 pipe, "Pipe capacity")."""
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
+class LogCopier:
+    """The process that copies this rank's output, and the descriptors that a successor of it needs.
+
+    The rank keeps the ends that the process reads: if it is killed, what is printed waits for a successor,
+    and no write fails.
+    """
+
+    def __init__(
+        self, pid: int, log: OwnDescriptor, pipes: Sequence[tuple[OwnDescriptor, OwnDescriptor]]
+    ) -> None:
+        self._log, self._pipes = log, tuple(pipes)
+        self._pid: int | None = pid
+        self._has_ended = False
+
+    def keep(self) -> bool:
+        """Start a successor if the process has been killed, and return True if one was started."""
+        if not self._was_killed():
+            return False
+        descriptors = [self._log, *(end for pipe in self._pipes for end in pipe)]
+        if not all(descriptor.is_own() for descriptor in descriptors):  # the script has closed them
+            return False
+        numbers = [descriptor.number for descriptor in descriptors]
+        self._pid = None
+        with contextlib.suppress(OSError):  # no memory, or too many processes: tried again
+            successor = subprocess.Popen(
+                [sys.executable, "-I", "-S", copy_output.__file__, *map(str, numbers)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # as a writer of the rank's pipes it would never end
+                stderr=subprocess.DEVNULL,
+                pass_fds=numbers,
+                start_new_session=True,
+            )
+            self._pid = successor.pid
+            successor.returncode = 0  # waited for below: Popen calls it a success if the script reaps it
+        return self._pid is not None
+
+    def _was_killed(self) -> bool:
+        """Return True if the process ended before all writers were gone."""
+        if self._pid is None or self._has_ended:
+            return not self._has_ended
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:  # the script has reaped it
+            return True
+        self._has_ended = pid != 0 and status == 0
+        return pid != 0 and status != 0
 
 
-def tee_output(log: Path) -> None:
+def tee_output(log: Path) -> LogCopier:
     """Pass on this process's standard output and error as before, and also write them to a log.
 
     Works on file descriptors, so that output of C++ libraries and child processes is included. A separate
-    process
-    copies: it outlives a killed rank, and writes its last output. A terminal stays a terminal for the script.
+    process copies: it outlives a killed rank, and writes its last output. A terminal stays a terminal for the
+    script.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -31,21 +80,22 @@ def tee_output(log: Path) -> None:
         reader, writer = _channel(target)
         sources[reader] = (os.dup(target), writer, target)
     # A signal to the process group must not end the copying process before it ignores them.
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
-    if os.fork() == 0:
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, copy_output.IGNORED)
+    pid = os.fork()
+    if pid == 0:
         try:
             for _, writer, target in sources.values():
                 os.close(writer)
                 os.close(target)
-            _copy({reader: sink for reader, (sink, _, _) in sources.items()}, log_fd)
+            copy_output.copy_output({reader: sink for reader, (sink, _, _) in sources.items()}, log_fd)
         finally:
             os._exit(0)  # in any case, the script runs in one process only
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-    for reader, (sink, writer, target) in sources.items():
+    for writer, target in ((writer, target) for _, writer, target in sources.values()):
         os.dup2(writer, target)
-        for fd in (reader, sink, writer):
-            os.close(fd)
-    os.close(log_fd)
+        os.close(writer)
+    pipes = [(OwnDescriptor(reader), OwnDescriptor(sink)) for reader, (sink, _, _) in sources.items()]
+    return LogCopier(pid, OwnDescriptor(log_fd), pipes)
 
 
 def _channel(target: int) -> tuple[int, int]:
@@ -61,30 +111,3 @@ def _channel(target: int) -> tuple[int, int]:
         size = fcntl.ioctl(target, termios.TIOCGWINSZ, bytes(8))
         fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
     return reader, writer
-
-
-def _copy(sinks: dict[int, int], log_fd: int) -> None:
-    """Copy each reader to its sink and to the log until all writers are gone."""
-    # A separate session: signals to the rank's process group must not end the copying.
-    os.setsid()
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    selector = selectors.DefaultSelector()
-    for reader in sinks:
-        selector.register(reader, selectors.EVENT_READ)
-    while selector.get_map():
-        for key, _ in selector.select():
-            chunk = b""
-            with contextlib.suppress(OSError):  # a pseudo-terminal ends with EIO
-                chunk = os.read(key.fd, _CHUNK_BYTES)
-            if not chunk:
-                selector.unregister(key.fd)
-                continue
-            for sink in (sinks[key.fd], log_fd):
-                _write_all(sink, chunk)
-
-
-def _write_all(fd: int, chunk: bytes) -> None:
-    with contextlib.suppress(OSError):  # the reader is gone, or the disk is full: training continues
-        while chunk:
-            chunk = chunk[os.write(fd, chunk) :]

@@ -1,0 +1,184 @@
+"""Stacks of ranks, written on a signal: where each stands, and in which collective it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import time
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from zerofit.core.own_file import identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.rank_observation import RankObservation
+
+_DUMP_S = 5.0
+"""Time limit for a rank to write its stacks. ASSUMPTION: it is one write from a signal handler."""
+_WORKER_DUMP_S = 0.1
+"""The same for a DataLoader worker, which writes into its rank's file. ASSUMPTION."""
+_PY_SPY_S = 30.0
+_FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>\S+)$', re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_CALLS = ("distributed/distributed_c10d.py", "distributed/rendezvous.py")
+"""Files of torch whose functions scripts and libraries call to meet the other ranks."""
+_WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepspeed/comm/", "/zerofit/ranks/")
+"""A rank whose innermost frame is in one of these waits for others."""
+_BACKWARD = "_engine_run_backward"
+"""The last Python function of a backward pass (torch/autograd/graph.py)."""
+_AROUND_OTHERS = frozenset(
+    {"wrapped", "wrapper", "inner", "during", "decorate_context", "_wrapped_call_impl", "_call_impl"}
+    | {"init", "__init__"}
+)
+"""Functions of zerofit, accelerate and torch that only call another, or whose name says nothing."""
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")
+
+
+@dataclass(frozen=True, slots=True)
+class StackFrame:
+    """A function that has not returned."""
+
+    path: str
+    line: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        """True if it is none of the user's own code."""
+        own = not self.path.startswith((*_STANDARD_LIBRARY, _PACKAGE))
+        return not own or any(part in self.path for part in _LIBRARIES)
+
+    @property
+    def place(self) -> str:
+        """File and line, relative to the working directory if the file is below it."""
+        relative = os.path.relpath(self.path)
+        shown = os.path.normpath(self.path) if relative.startswith(os.pardir) else relative
+        return f"{shown}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The frames of a rank's main thread, innermost first; empty if unknown."""
+
+    frames: tuple[StackFrame, ...] = ()
+
+    @property
+    def collective(self) -> str | None:
+        """The call in which the rank waits for others, such as "barrier"; None if it is in no such call."""
+        if not self.frames or not any(part in self.frames[0].path for part in _WAITING):
+            return None
+        inside = list(takewhile(lambda frame: any(part in frame.path for part in _WAITING), self.frames))
+        calls = [frame for frame in inside if frame.path.endswith(_CALLS) and frame.function != "wrapper"]
+        return (calls or inside)[-1 if calls else 0].function
+
+    @property
+    def call(self) -> str | None:
+        """What the rank waits in, and where; also a backward pass, whose all-reduces Python does not see."""
+        is_backward = bool(self.frames) and self.frames[0].function == _BACKWARD
+        name = self.collective or (_BACKWARD if is_backward else None)
+        return name and f"{name} {self.script}"
+
+    @property
+    def script(self) -> str | None:
+        """The innermost line of the user's code, after the library's function that it called."""
+        called = None
+        for frame in self.frames:
+            if not frame.is_library:
+                return frame.place if called is None else f"{called}() at {frame.place}"
+            if frame.function not in _AROUND_OTHERS:
+                called = frame.function
+        return None
+
+
+def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> dict[int, Stack]:
+    """Make ranks and their DataLoader workers append their stacks to `rank<N>.stack` in the ranks' folder.
+
+    For a rank that does not respond, or whose script has closed the file, py-spy writes them, if installed.
+
+    Returns:
+        what the main thread of each rank that responded is in.
+    """
+    before = {rank: _size(stack_file(folder, rank)) for rank in ranks}
+    for rank, state in ranks.items():
+        with contextlib.suppress(ProcessLookupError):
+            if _writes_to(state.pid, state.dump_descriptor, stack_file(folder, rank)):
+                os.kill(state.pid, state.dump_signal)
+    until = time.monotonic() + _DUMP_S
+    silent, sizes = list(ranks), dict(before)
+    while silent and time.monotonic() < until:
+        time.sleep(_DUMP_S / 50)
+        now = {rank: _size(stack_file(folder, rank)) for rank in silent}
+        silent = [rank for rank in silent if now[rank] == before[rank] or now[rank] != sizes[rank]]
+        sizes.update(now)
+    found = {rank: _read(stack_file(folder, rank), before[rank]) for rank in ranks.keys() - silent}
+    for rank in found:
+        _dump_workers(ranks[rank], stack_file(folder, rank))
+    if silent and (py_spy := shutil.which("py-spy")):
+        for rank in silent:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                command = [py_spy, "dump", "--nonblocking", "--pid", str(ranks[rank].pid)]
+                done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
+                stack_file(folder, rank).write_bytes(done.stdout)
+    return found
+
+
+def _read(file: Path, begin: int) -> Stack:
+    """Return the stack of the main thread, which faulthandler writes last."""
+    text = file.read_bytes()[begin:].decode(errors="replace")
+    *_, main = _THREAD.split(text)
+    return Stack(
+        tuple(
+            StackFrame(found["path"], int(found["line"]), found["function"])
+            for found in _FRAME.finditer(main)
+        )
+    )
+
+
+def _dump_workers(rank: RankObservation, file: Path) -> None:
+    """Make a rank's DataLoader workers, forks that inherited its signal handler, write their stacks."""
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(rank.pid).children():
+            with contextlib.suppress(psutil.Error, OSError):
+                # Others would be killed by it, or write into a file of the script's.
+                if _handles(process.pid, rank.dump_signal) and _writes_to(
+                    process.pid, rank.dump_descriptor, file
+                ):
+                    process.send_signal(rank.dump_signal)
+                    time.sleep(_WORKER_DUMP_S)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal (proc_pid_status(5), SigCgt)."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _writes_to(pid: int, descriptor: int, file: Path) -> bool:
+    """Return True if a process has a file open under a number: its script may have closed and reused it."""
+    found = identity_of(f"/proc/{pid}/fd/{descriptor}")
+    return found is not None and found == identity_of(file)
+
+
+def stack_file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's stacks."""
+    return folder / f"rank{rank}.stack"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
