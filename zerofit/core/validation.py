@@ -26,6 +26,20 @@ def parse_strictly(kind: type[T], text: str) -> T:
     return value
 
 
+def parse_known(kind: type[T], text: str) -> T:
+    """Return the value in a JSON text that a later release, or another program, may have written.
+
+    Args:
+        kind: the value's class, a dataclass or a list of them.
+        text: as for `parse_strictly`, but unknown fields are ignored.
+
+    Raises:
+        ValidationError: pydantic's, a ValueError.
+    """
+    value: T = _known_adapter(kind).validate_json(f"[{text}]")[0]
+    return value
+
+
 def strict_schema(kind: type[Any]) -> dict[str, Any]:
     """Return the JSON Schema of the texts that `parse_strictly` accepts for a class."""
     classes: dict[str, Any] = _adapter(kind).json_schema()["$defs"]  # type: ignore[arg-type]
@@ -43,6 +57,13 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
     # pydantic's config can't be set on a dataclass itself, only on a field of another type.
     return TypeAdapter(tuple[kind], config={"extra": "forbid", "strict": True})
+
+
+@cache
+def _known_adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(tuple[kind], config={"extra": "ignore", "strict": True})
 
 
 def check_at_least(value: object, least: int, *fields: str) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RUNS = Path(RUNS_NAME)
 """Default folder of all run folders."""
+SUBMITTED_FILE = "submitted.json"
+"""The job of a run that was submitted."""
 TUNE_PREFIX, LADDER_PREFIX = "tune-", "ladder-"
 TRIALS_PREFIXES = (TUNE_PREFIX, LADDER_PREFIX)
 """Prefixes of folders of trials, which are beside run folders."""

@@ -16,9 +16,16 @@ import psutil
 
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
-from zerofit.launching.clusters.job import STOP_FILE, SUBMITTED_FILE
+from zerofit.launching.clusters.job import STOP_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
-from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers, typed_name
+from zerofit.launching.run_folder import (
+    ATTEMPT,
+    SUBMITTED_FILE,
+    attempts,
+    document_in,
+    launchers,
+    typed_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
