@@ -98,6 +98,7 @@ def launch(
     captures: bool = True,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
+    trusts_checkpoint: bool = False,
     generate_limit_s: int = GENERATE_LIMIT_S,
     hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
@@ -127,6 +128,7 @@ def launch(
         captures: False to use only the given settings, without capturing what the script trains.
         capture_limit_s: time limit for the script to reach its training.
         is_checked: False to continue despite errors of compatibility rules.
+        trusts_checkpoint: True to resume checkpoints whose files run code when they are loaded.
         generate_limit_s: how long a rank may wait in model.generate until all call it, under ZeRO-3.
         hang_limit_s: time without progress of any rank after which the run is ended; 0 for never, None to
             adapt to the run's own pace.
@@ -175,7 +177,11 @@ def launch(
     policy = RecoverPolicy(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
     )
-    run_settings: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    run_settings: dict[str, Any] = {
+        "is_checked": is_checked,
+        "generate_limit_s": generate_limit_s,
+        "trusts_checkpoint": trusts_checkpoint,
+    }
     tuning = None
     if num_trials and not dry_run:
         tuning = run_trials(

@@ -248,7 +248,7 @@ def _command(submission: Submission) -> list[str]:
     The shell handles the SIGTERM of an evicted pod, and makes all nodes save.
     """
     folder = submission.job.run_folder
-    launcher = f'{submission.python} -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
+    launcher = f'{submission.python} -P -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
     lines = launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM")
     return ["bash", "-c", "\n".join([f"mkdir -p {folder}", *lines, 'exit "$code"'])]
 

@@ -214,7 +214,7 @@ def render(submission: Submission) -> Rendered:
 def _run(submission: Submission) -> list[str]:
     folder = submission.job.run_folder
     launcher = (
-        f"{submission.python} -m {NODE_MODULE} {_JOB_MOUNT} "
+        f"{submission.python} -P -m {NODE_MODULE} {_JOB_MOUNT} "
         f'--node "$SKYPILOT_NODE_RANK" --address "$first" --port {_PORT}'
     )
     return [

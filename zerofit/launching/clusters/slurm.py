@@ -88,7 +88,7 @@ def _script(submission: Submission, options: Mapping[str, object]) -> str:
         for name, value in options.items()
     ]
     requeue = "--requeue" if job.max_requeues else "--no-requeue"
-    launcher = f"{shlex.quote(submission.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
+    launcher = f"{shlex.quote(submission.python)} -P -m {NODE_MODULE} {shlex.quote(folder)}"
     node = shlex.quote(f'exec {launcher} --node "$SLURM_NODEID" --address "$0" --port "$1"')
     return "\n".join(
         [

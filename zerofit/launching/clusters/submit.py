@@ -109,6 +109,7 @@ def submit(
     run_dir: str | Path = RUNS,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
+    trusts_checkpoint: bool = False,
     dry_run: bool = False,
     write_only: bool = False,
     observer: Observer = SILENT,
@@ -131,6 +132,7 @@ def submit(
         run_dir: folder of all run folders; for Slurm it must be shared by all nodes.
         capture_limit_s: time limit for the script to reach its training.
         is_checked: False to continue despite errors of compatibility rules.
+        trusts_checkpoint: as for zerofit.launch.
         dry_run: True to only return what would be submitted; nothing is written.
         write_only: True to write the run folder, complete, and submit nothing; no client is needed.
         observer: receives progress, plans and findings; silent by default.
@@ -160,6 +162,7 @@ def submit(
     check_libraries(observer)
     planned = plan_for_cluster(spec, observer)
     plan = _plan_for_nodes(planned, spec, is_checked=is_checked)
+    plan = replace(plan, trusts_checkpoint=trusts_checkpoint)
     check_rules(_launch_on_nodes(plan, spec), observer)
     flags = _flags_for(plan, engine, flags, spec, observer)
     time = run_time(plan, spec.target or ())
