@@ -19,6 +19,8 @@ from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import check_at_least, parse_strictly
 
+LARGEST_PLAN = 256 * 1024 * 1024
+"""Bytes of a plan file; one with a long capture has some MB. ASSUMPTION."""
 PLAN_VERSION = 1
 """Raised whenever older plan files can no longer be read correctly."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,8 +37,26 @@ def parse_known(kind: type[T], text: str) -> T:
     Raises:
         ValidationError: pydantic's, a ValueError.
     """
-    value: T = _known_adapter(kind).validate_json(f"[{text}]")[0]
+    data = f"[{text}]".encode()
+    if "\\ud" in text or "\\uD" in text:  # half a character, of names that are not UTF-8: pydantic refuses it
+        try:
+            data = json.dumps([json.loads(text)], ensure_ascii=False).encode(errors="replace")
+        except RecursionError:
+            raise ValueError("mappings and lists are nested too deep") from None
+    value: T = _known_adapter(kind).validate_json(data)[0]
     return value
+
+
+def short_reason(error: OSError | ValueError) -> str:
+    """Return why a file can't be read, in one clause."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    details = getattr(error, "errors", None)  # pydantic's
+    if details is None:
+        return " ".join(str(error).split())[:200]
+    first = details()[0]
+    place = ".".join(str(part) for part in first["loc"][1:])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
 
 
 def strict_schema(kind: type[Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from zerofit.core.bounded_read import open_regular
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.launching.clusters.clients import ENGINES, ClusterEngine, check_client, run_client
@@ -24,9 +26,12 @@ from zerofit.launching.clusters.submitted import SubmittedJob, looked_up, read_s
 from zerofit.launching.diagnose import describe
 from zerofit.launching.run_folder import (
     TRIALS_PREFIXES,
+    UNREADABLE,
+    RunRecord,
     attempts,
     document_in,
     launchers,
+    run_record,
     typed_name,
     was_killed,
 )
@@ -34,6 +39,8 @@ from zerofit.launching.run_folder import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_LIVE = re.compile(r"rank(\d{1,6})\.live")
+_BLOCK_BYTES = 1 << 20
 _POLL_S = 0.5
 _ASK_EVERY_S = 10.0
 """How often a scheduler is queried while a log is followed."""
@@ -77,9 +84,9 @@ class FollowedRun:
         return self.engine or next((engine for engine in ClusterEngine if engine == written_for), None)
 
     @property
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> RunRecord | None:
         """run.json of the last start; None while it runs."""
-        return document_in(self.attempt / "run.json") or None
+        return run_record(self.attempt / "run.json")
 
     @property
     def _is_recent(self) -> bool:
@@ -172,9 +179,12 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
     record, ranks = run.record, _ranks(run)
     state = run.scheduler_state()
     slowest = min(ranks.values(), key=lambda rank: rank.step, default=None)
-    has_ended, end, cause = _is_over(run, state), None, record and record["cause"]
-    if record is not None:
-        end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
+    has_ended, end, cause = _is_over(run, state), None, record and record.cause
+    if record is UNREADABLE:
+        end = f"unknown: {UNREADABLE.cause}"
+    elif record is not None:
+        at = "" if record.ended_at is None else f"{record.ended_at}, "
+        end = f"{at}exit code {record.exit_code}: {record.cause or 'ended well'}"
     elif run.is_only_written:
         shows = "it has not started"
         if run.scheduler in (ClusterEngine.KUBERNETES, ClusterEngine.SKYPILOT):  # its records are elsewhere
@@ -190,7 +200,7 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         "scheduler_state": state,
         "submitted_at": run.job and run.job.submitted_at,
         "started_at": started_at(run.folder),
-        "ended_at": record and record["ended_at"],
+        "ended_at": record and record.ended_at,
         "num_starts": (not run.is_only_written) + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
         "num_ranks": len(ranks),
         "step": slowest and slowest.step,
@@ -199,9 +209,9 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         "doing": describe(slowest) if slowest and slowest.phase is not Phase.ENDED else None,
         "checkpoint": next((rank.checkpoint for rank in ranks.values() if rank.checkpoint), None),
         "is_running": not has_ended,
-        "exit_code": record and record["exit_code"],
+        "exit_code": None if record is UNREADABLE else record and record.exit_code,
         "cause": cause,
-        "kind": record and record.get("kind"),
+        "kind": record and record.kind,
         "end": end,
     }
 
@@ -230,7 +240,8 @@ def status_lines(run: FollowedRun) -> list[str]:
 
 def _ranks(run: FollowedRun) -> dict[int, RankObservation]:
     folder = run.attempt / "ranks"
-    ranks = (int(file.stem.removeprefix("rank")) for file in folder.glob("rank*.live"))
+    names = (_LIVE.fullmatch(file.name) for file in folder.glob("rank*.live"))
+    ranks = (int(name[1]) for name in names if name)
     found = {rank: read_observation(folder, rank) for rank in ranks}
     return {rank: state for rank, state in sorted(found.items()) if state is not None}
 
@@ -265,13 +276,14 @@ def _chunks(run: FollowedRun, *, rank: int | None, follows: bool) -> Iterator[by
         now = _log_file(run, rank)
         if now != file:
             place, file = 0, now
-        data = b""
-        with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
+        before = place
+        with contextlib.suppress(OSError), open_regular(file) as log:
             log.seek(place)
-            data = log.read()
-        place += len(data)
-        if data:
-            yield data
+            while data := log.read(_BLOCK_BYTES):
+                place += len(data)
+                yield data
+        if place > before:
+            pass
         elif has_ended or not follows:
             if place == 0:
                 raise _no_log(run, file)

@@ -6,17 +6,13 @@ import json
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError
-from zerofit.core.validation import parse_known
+from zerofit.core.validation import parse_known, short_reason
 from zerofit.launching.clusters.clients import ENGINES, ClusterEngine, run_client
 from zerofit.launching.clusters.kubernetes import is_namespace
 from zerofit.launching.run_folder import SUBMITTED_FILE, write_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LARGEST_RECORD = 100_000
 """Bytes; a record has some 200. ASSUMPTION."""
@@ -84,17 +80,10 @@ def read_submitted(folder: Path) -> SubmittedJob | None:
         raise UserError(
             "submitted-file-broken",
             "the job of a run can't be read",
-            found=f"{_reason(error)}   ({file})",
+            found=f"{short_reason(error)}   ({file})",
             why="`zerofit submit` writes the job id there",
             fix="follow the job with the scheduler's own client; remove the run folder once it has ended",
         ) from None
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    details: Callable[[], list[dict[str, str]]] | None = getattr(error, "errors", None)
-    return str(error) if details is None else details()[0]["msg"]
 
 
 def looked_up(job: SubmittedJob, folder: Path, **limit: float) -> SubmittedJob:
