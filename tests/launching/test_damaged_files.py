@@ -76,7 +76,7 @@ def _check_all(place: Path, what: str) -> None:
     for words in _COMMANDS:
         began = time.monotonic()
         done = run_in_process(words, cwd=place, environment={"PATH": "/nowhere"})
-        said = f"{what}: zerofit {' '.join(words)}: {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
+        said = f"{what}: {words}: {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
         assert done.returncode in (0, 1, 2), said
         assert "Traceback" not in done.stderr + done.stdout, said
         assert time.monotonic() - began < _LIMIT_S, said

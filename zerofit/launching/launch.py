@@ -17,7 +17,7 @@ from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
-from zerofit.launching.checks import check_resumed_checkpoint
+from zerofit.launching.checks import check_num_ranks, check_resumed_checkpoint
 from zerofit.launching.hang import closing_line
 from zerofit.launching.nodes import on_this_node
 from zerofit.launching.output_folders import own_folders_of
@@ -200,6 +200,7 @@ def launch(
     recovers = may_recover(spec, to_launch.plan, policy)
     plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
+    check_num_ranks(plan, None if dry_run else spec.node)
     check_launch(to_launch, observer)
     begins = run_folder if dry_run else new_run_folder
     folder = begins(run_dir, target=script_name(to_launch.target), at=datetime.now())

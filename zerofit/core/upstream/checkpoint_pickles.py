@@ -126,6 +126,9 @@ def _needed(file: Any) -> list[Any]:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError):  # of before 1.6, or damaged
         names = sorted(_ALLOWED)
+    else:
+        if any(name.startswith("numpy.") for name in names):  # whose types of numbers a pickle does not name
+            names = [*names, *(name for name in _ALLOWED if name.startswith("numpy.dtypes."))]
     finally:
         if place is not None:
             file.seek(place)
