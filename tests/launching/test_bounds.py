@@ -55,7 +55,7 @@ def test_a_plan_of_too_many_ranks_starts_none(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('started')\n")
     plan = replace(PLAN, topology=Topology(world_size=100_000, on_cpu=True))
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
-    done = run_in_process(("launch", "--plan", "plan.json", "train.py"), cwd=tmp_path)
+    done = run_in_process(("launch", "--cpu", "--plan", "plan.json", "train.py"), cwd=tmp_path)
     assert (done.returncode, "error[too-many-ranks]" in done.stderr) == (2, True)
     assert not (tmp_path / "zerofit-runs").exists()
 

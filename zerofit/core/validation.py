@@ -43,7 +43,7 @@ def parse_known(kind: type[T], text: str) -> T:
             data = json.dumps([json.loads(text)], ensure_ascii=False).encode(errors="replace")
         except RecursionError:
             raise ValueError("mappings and lists are nested too deep") from None
-    value: T = _known_adapter(kind).validate_json(data)[0]
+    value: T = _known_adapter(kind).validate_json(data)[0]  # type: ignore[arg-type]
     return value
 
 

@@ -108,11 +108,11 @@ def loading_data_only() -> Iterator[None]:
     class Index(_IndexPickle):
         refused = refusals
 
-    torch.load, filesystem.pickle = load, Index()  # type: ignore[attr-defined]
+    torch.load, filesystem.pickle = load, Index()
     try:
         yield
     finally:
-        torch.load, filesystem.pickle = original, pickle  # type: ignore[attr-defined]
+        torch.load, filesystem.pickle = original, pickle
     if refusals:
         raise refusals[0]
 
