@@ -7,9 +7,10 @@ import os
 import select
 import stat
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from io import BufferedReader
     from pathlib import Path
 
 _BLOCK_BYTES = 1 << 20
@@ -48,7 +49,7 @@ def read_bounded(
     return data[:most_bytes]
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file to read it in parts.
 
     Raises:

@@ -206,7 +206,7 @@ def render(submission: Submission) -> Rendered:
     return Rendered(
         files={path: "".join(f"# {line}\n" for line in submission.comments) + yaml_text(document)},
         command=("sky", "jobs", "launch", "--yes", "--detach-run", *words, str(path)),
-        job_name=document["name"],
+        job_name=str(document["name"]),
         limit_s=_SUBMIT_LIMIT_S,
     )
 
