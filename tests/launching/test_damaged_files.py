@@ -75,7 +75,9 @@ def _check_all(place: Path, what: str) -> None:
     """Check that each command ends with an answer."""
     for words in _COMMANDS:
         began = time.monotonic()
-        done = run_in_process(words, cwd=place, environment={"PATH": "/nowhere"})
+        with open(os.devnull, "wb") as nothing:  # a log is printed as it is, text or not
+            stdout = nothing.fileno() if words[1] == "logs" else None
+            done = run_in_process(words, cwd=place, environment={"PATH": "/nowhere"}, stdout=stdout)
         said = f"{what}: {words}: {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
         assert done.returncode in (0, 1, 2), said
         assert "Traceback" not in done.stderr + done.stdout, said

@@ -186,7 +186,7 @@ def _files(folder: Path) -> Iterator[os.stat_result]:
 
 def _user_files(folder: Path) -> Iterator[str]:
     for entry in folder.iterdir():
-        if ATTEMPT.fullmatch(entry.name) and not entry.is_symlink():
+        if ATTEMPT.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink():
             yield from (f"{entry.name}/{name}" for name in _user_files(entry))
         elif not any(fnmatch(entry.name, pattern) for pattern in _WRITTEN):
             yield entry.name
