@@ -18,9 +18,10 @@ from small_runs import PLAN
 
 from zerofit.core.plan import plan_to_json
 from zerofit.core.rank_observation import LiveFile, Phase
+from zerofit.launching.clusters.clients import ClusterEngine
 from zerofit.launching.clusters.follow import followed_run, run_status, status_lines
-from zerofit.launching.clusters.job import submitted_to_json
 from zerofit.launching.clusters.pace import last_loss
+from zerofit.launching.clusters.submitted import SubmittedJob, now, write_submitted
 
 _ENDED = {
     "started_at": "2026-11-28T10:00:00+00:00",
@@ -106,7 +107,7 @@ def test_a_waiting_job_has_the_time_of_its_submission(
 ) -> None:
     folder = _run(tmp_path / "run")
     (folder / "launcher.json").unlink()
-    (folder / "submitted.json").write_text(submitted_to_json(engine="slurm", job_id="7"))
+    write_submitted(folder, SubmittedJob(engine=ClusterEngine.SLURM, job_id="7", submitted_at=now()))
     monkeypatch.setenv("PATH", path_with(tmp_path, "squeue", "scontrol", script="echo PENDING"))
     status = run_status(followed_run(folder))
     assert (status["scheduler"], status["job_id"], status["started_at"]) == ("slurm", "7", None)

@@ -126,7 +126,9 @@ def test_the_command_file_has_the_command_and_its_folder(launch: Launch, tmp_pat
     assert shebang == "#!/bin/sh"
     assert comment.startswith("# The `accelerate launch` command of zerofit.")
     assert folder == f"cd {shlex.quote(str(tmp_path))} || exit"
-    assert rest == [f'export PATH={os.path.dirname(sys.executable)}:"$PATH"', run.record()["command"]]
+    path = f'export PATH={os.path.dirname(sys.executable)}:"$PATH"'
+    safe = ["export PYTHONSAFEPATH=1", "export ZEROFIT_SAFE_PATH=1"]
+    assert rest == [path, *safe, run.record()["command"]]
     again = subprocess.run([command], cwd="/", env=environment(), capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (0, run.stdout), again.stderr
 

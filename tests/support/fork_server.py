@@ -174,7 +174,9 @@ def _run(command: list[str]) -> int:
     name = sys.argv[0]
     is_launcher = is_module and name in LAUNCHERS
     _open_streams(is_buffered="-u" not in options)
-    _set_path(os.getcwd() if is_module else os.path.dirname(os.path.abspath(name)))
+    is_safe = "-P" in options or os.environ.get("PYTHONSAFEPATH")
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
+    _set_path([] if is_safe else [folder])
     subprocess.Popen._execute_child = _start_fork if is_launcher else _START_PROGRAM
     _spares = Spares(_num_ranks(sys.argv)) if is_launcher and name != "zerofit" else None
     _use_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -251,10 +253,10 @@ def _redirect_handlers(old: Any, new: Any) -> None:
                 handler.stream = new
 
 
-def _set_path(first: str) -> None:
-    """Put the folder of the program, then those of PYTHONPATH, in front of the server's own path."""
+def _set_path(first: Sequence[str]) -> None:
+    """Put the folder of the program, if any, and those of PYTHONPATH in front of the server's own path."""
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:] = [first, *named, *_OWN_PATH]
+    sys.path[:] = [*first, *named, *_OWN_PATH]
     sys.path_importer_cache.clear()
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from zerofit.checking.targets import TargetFile
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.unreadable import MAX_BYTES
+from zerofit.core.bounded_read import read_bounded
 from zerofit.core.errors import Unreadable, UserError
 
 _MAX_SCRIPT_BYTES = 4 * 1024 * 1024
@@ -23,8 +24,7 @@ def read_bytes(name: str) -> bytes:
         UserError: it is a folder, or can't be read.
     """
     try:
-        with open(name, "rb") as file:
-            return file.read(max(MAX_BYTES, _MAX_SCRIPT_BYTES) + 1)
+        return read_bounded(name, most_bytes=max(MAX_BYTES, _MAX_SCRIPT_BYTES) + 1, cuts=True)
     except OSError as error:
         is_folder = os.path.isdir(name)
         raise UserError(

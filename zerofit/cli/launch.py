@@ -18,6 +18,7 @@ from zerofit.cli.options import (
     script_options,
     settings_from,
     strategy_options,
+    trust_option,
 )
 from zerofit.cli.output.console import Console, for_terminal, show_files
 from zerofit.cli.output.explanation import short_lines
@@ -57,6 +58,7 @@ from zerofit.launching.recover import RecoverMode
     help="End a run in which no rank makes progress for this long, and store all stacks; 0 is never. "
     "Default: 30 min; inside steps after the first 5 min, or 20 times the longest phase so far.",
 )
+@trust_option
 @click.option(
     "--recover",
     type=Word("recover", RecoverMode),
@@ -94,6 +96,7 @@ def launch(
     is_checked: bool,
     dry_run: bool,
     console: Console,
+    trusts_checkpoint: bool,
     generate_limit_s: int,
     hang_limit_s: int | None,
     recover: RecoverMode,
@@ -118,6 +121,7 @@ def launch(
         *script_args,
         module=module,
         is_checked=is_checked,
+        trusts_checkpoint=trusts_checkpoint,
         generate_limit_s=generate_limit_s,
         hang_limit_s=hang_limit_s,
         run_dir=run_dir,

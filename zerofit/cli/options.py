@@ -173,6 +173,12 @@ rendezvous_options = option_group(
 no_check_option = click.option(
     "--no-check", is_flag=True, help="Continue even if the rules of `zerofit check` say that it can't work."
 )
+trust_option = click.option(
+    "--trust-checkpoint",
+    "trusts_checkpoint",
+    is_flag=True,
+    help="Load a checkpoint even if its files run code; only for one that you or your script wrote.",
+)
 module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 gpu_ids_option = click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 capture_limit_option = number_option(

@@ -29,7 +29,7 @@ from zerofit.cli.parameters import CONTEXT, POSITIVE
 from zerofit.cli.plan_options import FixingVerb, machine_options, model_options
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
-from zerofit.core.plan import plan_from_json, plan_to_json
+from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import masked
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
@@ -39,6 +39,7 @@ from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machine
 from zerofit.planning.plan_table import launch_line, machine_words
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.screen_table import answer_table, not_chosen, verdict_lines
+from zerofit.planning.sources.settings import plan_from_file
 from zerofit.planning.sources.typed_line import TypedFlag
 
 if TYPE_CHECKING:
@@ -219,11 +220,11 @@ def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
     if not output.exists():
         return
     try:
-        found = plan_from_json(output.read_text(encoding="utf-8"), name=str(output))
+        found = plan_from_file(output)
         of = None if found.capture is None else found.capture.target
         if of == (None if target is None else masked(target)):
             return
-    except (OSError, UnicodeDecodeError, UserError):
+    except UserError:
         pass
     raise file_exists(str(output), flag="--output FILE")
 

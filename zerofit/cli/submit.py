@@ -19,6 +19,7 @@ from zerofit.cli.options import (
     num_processes_option,
     script_options,
     settings_from,
+    trust_option,
 )
 from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
@@ -133,6 +134,7 @@ _WALL_TIME = Parsed(
     multiple=True,
     help="Option of the scheduler, as in qos=high; repeatable.",
 )
+@trust_option
 @click.option("--write-only", is_flag=True, help="Write the run folder with the job, and submit nothing.")
 @model_options
 @field_options

@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import zipfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import open_regular, read_bounded, read_bounded_text
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Checkpoint
-from zerofit.core.json_text import parse_json
 from zerofit.core.optimizers.lookup import entry_of, optimizer_of_class
 from zerofit.core.strategy import StateDictType
+from zerofit.core.validation import parse_known, short_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +39,9 @@ SAVING = ".zerofit-saving."
 """Prefix of a checkpoint's folder name while it is being saved."""
 BEFORE = ".before"
 """Suffix in that folder of an earlier checkpoint that is being replaced."""
+_LARGEST_MANIFEST = 64 * 1024 * 1024
+_LARGEST_NOTES = 16 * 1024 * 1024
+"""Bytes; a file of a checkpoint takes some 150, a checkpoint's path less. ASSUMPTION."""
 _NOTES = "checkpoints.jsonl"
 """File of the run's folder with one path per line."""
 
@@ -77,6 +82,16 @@ class SavedFile:
     sha256: str
     """SHA-256 of the file, in hexadecimal."""
 
+    def __post_init__(self) -> None:
+        """Check that the file is in the checkpoint.
+
+        Raises:
+            ValueError: it is elsewhere.
+        """
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or "\0" in self.name:
+            raise ValueError(f"name: {self.name!r} is not in the checkpoint")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -89,6 +104,15 @@ class Manifest:
     step: int | None = None
     """Optimizer steps done; None if unknown."""
     version: int = MANIFEST_VERSION
+
+    def __post_init__(self) -> None:
+        """Check the time.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not math.isfinite(self.saved_at):
+            raise ValueError(f"saved_at: {self.saved_at} is no time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +166,8 @@ def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoin
     manifest, problem = None, None
     try:
         manifest = _read_manifest(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        problem = f"its manifest {MANIFEST_NAME} can't be read ({error})"
+    except (OSError, ValueError) as error:
+        problem = f"its manifest {MANIFEST_NAME} can't be read ({short_reason(error)})"
     if manifest is not None:
         problem = damage(folder, manifest.files, digests=digests)
         saved_at = manifest.saved_at
@@ -163,7 +187,7 @@ def damage(folder: Path, files: Iterable[SavedFile], *, digests: bool) -> str | 
                 return f"{file.name} has {num_bytes} bytes, but was saved with {file.num_bytes}"
             if digests and _digest(path) != file.sha256:
                 return f"{file.name} differs from what was saved"
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return f"{file.name} is missing"
         except OSError as error:
             return f"{file.name} can't be read ({error.strerror})"
@@ -282,9 +306,16 @@ def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 
 
 def _noted(notes: Path) -> list[Path]:
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return [Path(json.loads(line)) for line in notes.read_text(encoding="utf-8").splitlines()]
-    return []
+    try:
+        lines = read_bounded_text(notes, most_bytes=_LARGEST_NOTES).splitlines()
+    except (OSError, ValueError):
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(path := json.loads(line), str) and "\0" not in path:
+                found.append(Path(path))
+    return found
 
 
 def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
@@ -306,18 +337,25 @@ def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
 
 def _read_manifest(folder: Path) -> Manifest | None:
     try:
-        document: dict[str, Any] = parse_json((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        text = read_bounded_text(folder / MANIFEST_NAME, most_bytes=_LARGEST_MANIFEST)
     except FileNotFoundError:
         return None
-    if document["version"] != MANIFEST_VERSION:
-        raise ValueError(f"version {document['version']}, and this zerofit reads {MANIFEST_VERSION}")
-    files = tuple(SavedFile(**file) for file in document.pop("files"))
-    return Manifest(**{**document, "layout": SavedLayout(**document["layout"]), "files": files})
+    version = parse_known(_Versioned, text).version
+    if version != MANIFEST_VERSION:
+        raise ValueError(f"version {version}, and this zerofit reads {MANIFEST_VERSION}")
+    return parse_known(Manifest, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Versioned:
+    """The field of a manifest that tells how to read the others."""
+
+    version: int
 
 
 def _digest(path: Path) -> str:
     # SHA-256 is fast where processors have instructions for it: 1.0 GB/s on one core, BLAKE2b 0.5.
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -338,12 +376,16 @@ _RANDOM = re.compile(r"random_states_(\d+)\.pkl|rng_state_(\d+)\.pth")
 _ARCHIVES = (".pt", ".pth", ".bin", ".pkl")
 """Files of torch.save: zip archives, whose directory is at their end."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
+_LONGEST_TAG = 4096
+"""Bytes in `latest`: a folder's name."""
 
 
 def _problem_without_manifest(folder: Path) -> str | None:
     """Return which file is missing in a checkpoint without a manifest that its library always writes."""
     names = file_names(folder)
     for name in names:
+        if not (folder / name).is_file():
+            return f"{name} is no file, or a link to none"
         if (folder / name).stat().st_size == 0:
             return f"{name} is empty"
         if name.endswith(_ARCHIVES) and not zipfile.is_zipfile(folder / name):
@@ -353,7 +395,8 @@ def _problem_without_manifest(folder: Path) -> str | None:
     if any(name.endswith("_states.pt") for name in names):
         if "latest" not in own:
             return "the file `latest`, which DeepSpeed writes last, is missing"
-        if not (folder / (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()).is_dir():
+        tag = read_bounded(folder / "latest", most_bytes=_LONGEST_TAG, cuts=True).decode(errors="replace")
+        if "\0" in tag or len(tag) == _LONGEST_TAG or not (folder / tag.strip()).is_dir():
             return "the file `latest` names a folder that is missing"
     elif "latest" in own or "zero_to_fp32.py" in own:
         return "DeepSpeed's states are missing"

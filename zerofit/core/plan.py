@@ -19,11 +19,13 @@ from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import check_at_least, parse_strictly
 
+LARGEST_PLAN = 256 * 1024 * 1024
+"""Bytes of a plan file; one with a long capture has some MB. ASSUMPTION."""
 PLAN_VERSION = 1
 """Raised whenever older plan files can no longer be read correctly."""
 
 
-RUN_SETTINGS = ("is_checked", "generate_limit_s", "saves_when_told")
+RUN_SETTINGS = ("is_checked", "generate_limit_s", "saves_when_told", "trusts_checkpoint")
 """Fields of a plan that flags set for the run, whatever its strategy: a recovery's plan keeps them."""
 GENERATE_LIMIT_S = 300
 """ASSUMPTION: ranks reach a call within minutes of each other; NCCL times out after 10 by default
@@ -197,6 +199,8 @@ class Plan:
     """The checkpoint to resume from after a run that was out of memory."""
     saves_when_told: bool = False
     """True if SIGUSR1 makes all ranks save a checkpoint and stop."""
+    trusts_checkpoint: bool = False
+    """True if a checkpoint that is resumed may run code."""
     trial: TrialSteps | None = None
     """Set for a trial: the run ends after a few steps and leaves no file changed."""
     reasons: tuple[Reason, ...] = ()

@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.core.bounded_read import read_bounded
 from zerofit.core.estimates import RunPhase
 from zerofit.core.own_file import OwnFile
 
@@ -109,6 +110,10 @@ _PATH = struct.Struct("<H1022s")
 _PATH_AT = _HEAD.size + _PEAKS.size
 _COLLECTIVES = struct.Struct("<q")
 _COLLECTIVES_AT = _PATH_AT + _PATH.size
+_LATEST = 253402300799.0
+"""The last second that datetime knows, since 1970."""
+_LARGEST_PID = 2**22
+"""Of Linux (proc(5), pid_max)."""
 
 
 class LiveFile:
@@ -164,7 +169,7 @@ def live_file(folder: Path, rank: int) -> Path:
 def read_observation(folder: Path, rank: int) -> RankObservation | None:
     """Return a rank's last written state; None if there is none that can be read."""
     try:
-        data = live_file(folder, rank).read_bytes()
+        data = read_bounded(live_file(folder, rank), most_bytes=1 << 16)
         first, pid, place, step, num_steps, at, longest, first_at, *rest, last = _HEAD.unpack_from(data)
         number, descriptor, host, saved, first_step = rest
         peaks = _PEAKS.unpack_from(data, _HEAD.size)
@@ -174,6 +179,10 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
     except (OSError, struct.error, IndexError):
         return None
     if first != last or first == 0:  # read during a write (the next read succeeds), or before the first
+        return None
+    if not (all(0 <= time <= _LATEST for time in (at, longest, first_at)) and 0 < pid <= _LARGEST_PID):
+        return None
+    if min(place, step, num_steps, first_step, host) < 0:
         return None
     return RankObservation(
         pid=pid,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from zerofit.core.bounded_read import read_bounded_text
+from zerofit.core.validation import parse_known
+
+_MOST_BYTES = 16 * 1024 * 1024
+"""An error's message may be long. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,6 @@ def record_file(folder: Path, rank: int) -> Path:
 def read_record(folder: Path, rank: int) -> RankRecord | None:
     """Return a rank's record, or None if it left none."""
     try:
-        document = json.loads(record_file(folder, rank).read_text(encoding="utf-8"))
-        return RankRecord(**{**document, "changes": tuple(document["changes"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        return parse_known(RankRecord, read_bounded_text(record_file(folder, rank), most_bytes=_MOST_BYTES))
+    except (OSError, ValueError):
         return None

@@ -63,6 +63,31 @@ def no_micro_batch(spec: RunSpec, *, found: str) -> UserError:
     )
 
 
+MOST_CPU_RANKS = 64
+"""Ranks of one node on the CPU; each takes half a GiB before it trains. ASSUMPTION: more are a mistake."""
+
+
+def check_num_ranks(plan: Plan, node: Machine | None) -> None:
+    """Check that a node does not start more ranks than it can hold; a plan file may say any number.
+
+    Args:
+        plan: the plan; its `is_checked` tells whether the user wants it anyway.
+        node: this node; None if it is not the one that runs the plan.
+    """
+    num_ranks, on_cpu = plan.topology.ranks_per_node, plan.topology.on_cpu
+    most = MOST_CPU_RANKS if on_cpu else None if node is None else len(node.gpus)
+    if most is None or num_ranks <= most or not plan.is_checked:
+        return
+    what = f"the CPU takes {most} at most" if on_cpu else f"it has {most} GPU{'s' * (most != 1)}"
+    raise UserError(
+        "too-many-ranks",
+        "more ranks would start than this node can hold",
+        found=f"{num_ranks} ranks on this node: {what}",
+        why="each rank is a process with memory of its own" if on_cpu else "a GPU serves one rank",
+        fix="correct --num-processes or the plan, or add --no-check to start them all the same",
+    )
+
+
 _DRY_RUN_HINT = "; `--dry-run --gpus 8xH100` shows what would run on such a node"
 
 

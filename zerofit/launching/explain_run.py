@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from zerofit.core.bounded_read import open_regular
 from zerofit.launching.collectives import Collective, has_same_sizes, mismatch_in
 from zerofit.launching.diagnose import EndKind
 from zerofit.launching.explain import Explanation, LoggedFailure, explain_logs, logs_in
 from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, Role, failure_of, failures
-from zerofit.launching.run_folder import attempts, document_in, was_killed
+from zerofit.launching.run_folder import RunRecord, attempts, document_in, run_record, was_killed
 from zerofit.launching.timeline import EvidenceLine
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def is_run_folder(folder: Path) -> bool:
 def explain_run(folder: Path) -> RunExplanation:
     """Return why a run failed; if it was restarted by a recovery or a requeue, why its last start did."""
     last = [folder, *filter(is_run_folder, attempts(folder)[1:])][-1]
-    run = document_in(last / "run.json")
-    if run.get("exit_code") == 0:
+    run = run_record(last / "run.json")
+    if run is not None and run.exit_code == 0:
         return RunExplanation(
             explanation=Explanation(cause=None, others=(), num_lines=0, files=("run.json",))
         )
@@ -69,16 +71,18 @@ def explain_run(folder: Path) -> RunExplanation:
     good = _last_good_run(folder)
     return RunExplanation(
         explanation=_with_verdict(explanation, run),
-        sentence=run.get("cause") if run else was_killed(folder),
+        sentence=was_killed(folder) if run is None else run.cause,
         good_run=None if good is None else good.name,
         differences=() if good is None else tuple(_differences(good, last))[:_MOST_DIFFERENCES],
         collectives=tuple(stuck_collectives(_dumps(last / "ranks"))) or explanation.waits,
     )
 
 
-def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanation:
+def _with_verdict(explanation: Explanation, run: RunRecord | None) -> Explanation:
     """Return the explanation with the launch's own cause, if the logs show no other root cause."""
-    kind, sentence = run.get("kind"), str(run.get("cause"))
+    if run is None:
+        return explanation
+    kind, sentence = run.kind, str(run.cause)
     failure = failure_of(sentence, ends_traceback=False)
     if failure is None or failure.role is Role.CASCADE:
         name = _FAILURE_OF_KIND.get(EndKind(kind)) if kind in list(EndKind) else None
@@ -86,7 +90,7 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
     cause = explanation.cause
     if failure is None or (cause is not None and cause.failure.role is Role.ROOT):
         return explanation
-    at = EvidenceLine(file="run.json", line=1, text=sentence, rank=run.get("rank"))
+    at = EvidenceLine(file="run.json", line=1, text=sentence, rank=run.rank)
     others = (*((cause,) if cause else ()), *explanation.others)
     return Explanation(
         cause=LoggedFailure(failure=failure, at=at),
@@ -107,7 +111,8 @@ def _last_good_run(folder: Path) -> Path | None:
             name is not None
             and name[1] == own[1]
             and other.name < folder.name
-            and document_in(other / "run.json").get("exit_code") == 0
+            and (run := run_record(other / "run.json")) is not None
+            and run.exit_code == 0
         ):
             return other
     return None
@@ -154,8 +159,8 @@ def _dumps(ranks: Path) -> dict[int, dict[str, Any]]:
     found = {}
     for path in ranks.glob(f"{TRACE_PREFIX}*"):
         rank = path.name.removeprefix(TRACE_PREFIX)
-        if rank.isdigit():
-            with open(path, "rb") as file:
+        if re.fullmatch(r"[0-9]{1,6}", rank):
+            with contextlib.suppress(OSError), open_regular(path) as file:
                 found[int(rank)] = read_dump(file)
     return dict(sorted(found.items()))
 

@@ -23,6 +23,7 @@ from zerofit.core.checkpoints import (
     tensor_parallel_size_of,
 )
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.checkpoint_pickles import loading_data_only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,12 +62,13 @@ class Exported:
     """Their size."""
 
 
-def export(source: Path, out: Path) -> Exported:
+def export(source: Path, out: Path, *, trusts_checkpoint: bool = False) -> Exported:
     """Write a checkpoint's weights in the format of from_pretrained(), and verify them by loading.
 
     Args:
         source: a checkpoint, a folder of checkpoints, or a run folder.
         out: a new or empty folder.
+        trusts_checkpoint: True to load a checkpoint whose files run code when they are loaded.
 
     Raises:
         UserError: there is no complete checkpoint, or its weights can't be exported.
@@ -86,7 +88,8 @@ def export(source: Path, out: Path) -> Exported:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    weights = _weights(checkpoint)
+    with contextlib.nullcontext() if trusts_checkpoint else loading_data_only():
+        weights = _weights(checkpoint)
     is_adapter = (configs / _ADAPTER_CONFIG).is_file()
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -188,7 +191,7 @@ def _joined_shards(folder: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no process group is there
             dcp_to_torch_save(folder, whole)
-        state = torch.load(whole, map_location="cpu", weights_only=True)
+        state = torch.load(whole, map_location="cpu", weights_only=False)
     return dict(state["model"])
 
 
@@ -200,7 +203,7 @@ def _plain_weights(checkpoint: Path) -> dict[str, Any]:
     for path in sorted(checkpoint.glob("*.safetensors")):
         found |= load_file(path)
     for path in sorted(checkpoint.glob("pytorch_model*.bin")) if not found else ():
-        found |= torch.load(path, map_location="cpu", weights_only=True)
+        found |= torch.load(path, map_location="cpu", weights_only=False)
     return found
 
 

@@ -17,7 +17,7 @@ from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
-from zerofit.launching.checks import check_resumed_checkpoint
+from zerofit.launching.checks import check_num_ranks, check_resumed_checkpoint
 from zerofit.launching.hang import closing_line
 from zerofit.launching.nodes import on_this_node
 from zerofit.launching.output_folders import own_folders_of
@@ -98,6 +98,7 @@ def launch(
     captures: bool = True,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
+    trusts_checkpoint: bool = False,
     generate_limit_s: int = GENERATE_LIMIT_S,
     hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
@@ -127,6 +128,7 @@ def launch(
         captures: False to use only the given settings, without capturing what the script trains.
         capture_limit_s: time limit for the script to reach its training.
         is_checked: False to continue despite errors of compatibility rules.
+        trusts_checkpoint: True to resume checkpoints whose files run code when they are loaded.
         generate_limit_s: how long a rank may wait in model.generate until all call it, under ZeRO-3.
         hang_limit_s: time without progress of any rank after which the run is ended; 0 for never, None to
             adapt to the run's own pace.
@@ -175,7 +177,11 @@ def launch(
     policy = RecoverPolicy(
         mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
     )
-    run_settings: dict[str, Any] = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    run_settings: dict[str, Any] = {
+        "is_checked": is_checked,
+        "generate_limit_s": generate_limit_s,
+        "trusts_checkpoint": trusts_checkpoint,
+    }
     tuning = None
     if num_trials and not dry_run:
         tuning = run_trials(
@@ -194,6 +200,7 @@ def launch(
     recovers = may_recover(spec, to_launch.plan, policy)
     plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
+    check_num_ranks(plan, None if dry_run else spec.node)
     check_launch(to_launch, observer)
     begins = run_folder if dry_run else new_run_folder
     folder = begins(run_dir, target=script_name(to_launch.target), at=datetime.now())

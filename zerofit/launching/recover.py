@@ -400,9 +400,8 @@ def _sentence(recovery: Recovery) -> str:
 
 def record_recoveries(folder: RunFolder, recoveries: tuple[Recovery, ...], end: RunEnd | None = None) -> None:
     """Write a run's recoveries into its run.json, and its final end; None while it runs."""
-    with contextlib.suppress(
-        OSError, ValueError, UserError
-    ):  # the run has ended, whether or not this can be written
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, UserError):
+        # the run has ended, whether or not this can be written
         document = json.loads(folder.run.read_text(encoding="utf-8"))
         document["recoveries"] = [asdict(recovery) for recovery in recoveries]
         if end is not None:

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 from zerofit.core.run_name import RUNS_NAME, run_name
+from zerofit.core.validation import parse_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from zerofit.core.checkpoints import SavedCheckpoint
 
 RUNS = Path(RUNS_NAME)
 """Default folder of all run folders."""
+SUBMITTED_FILE = "submitted.json"
+"""The job of a run that was submitted."""
 TUNE_PREFIX, LADDER_PREFIX = "tune-", "ladder-"
 TRIALS_PREFIXES = (TUNE_PREFIX, LADDER_PREFIX)
 """Prefixes of folders of trials, which are beside run folders."""
 
-ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
+ATTEMPT = re.compile(r"(requeue|recovery)-[0-9]{1,6}")
 """Names of the folders of later starts, inside a run's own."""
+_MOST_BYTES = 256 * 1024 * 1024
+"""Of a file in a run folder; a plan with a long capture has some MB. ASSUMPTION."""
+_LARGEST_PID = 2**22
+"""Of Linux (proc(5), pid_max)."""
 _SAME_START_S = 2.0
 """A process's start time is the boot time, which NTP shifts, plus ticks since then. ASSUMPTION."""
 
@@ -147,17 +155,58 @@ def write_file(path: Path, text: str, *, executable: bool = False) -> None:
 
 def attempts(folder: Path) -> tuple[Path, ...]:
     """Return the folders of a run's starts in order: its own, then one for each requeue or recovery."""
-    later = (path for path in folder.iterdir() if ATTEMPT.fullmatch(path.name))
+    later = (path for path in folder.iterdir() if ATTEMPT.fullmatch(path.name) and path.is_dir())
     return (folder, *sorted(later, key=lambda path: int(path.name.rpartition("-")[2])))
 
 
 def document_in(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a run folder; empty if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(read_bounded_text(path, most_bytes=_MOST_BYTES))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """How a run ended, as run.json has it beside much that is for people."""
+
+    exit_code: int
+    started_at: str | None = None
+    """ISO 8601."""
+    ended_at: str | None = None
+    """ISO 8601."""
+    cause: str | None = None
+    """Why it failed, in a sentence; None on success."""
+    kind: str | None = None
+    """Of zerofit.launching.diagnose.EndKind."""
+    rank: int | None = None
+    """The rank that the cause is about."""
+
+    def __post_init__(self) -> None:
+        """Check the times.
+
+        Raises:
+            ValueError: one is none.
+        """
+        for moment in (self.started_at, self.ended_at):
+            if moment is not None:
+                datetime.fromisoformat(moment)
+
+
+UNREADABLE = RunRecord(exit_code=-1, cause="its run.json can't be read", kind="unreadable")
+"""Stands for a record that is damaged."""
+
+
+def run_record(path: Path) -> RunRecord | None:
+    """Return the record in a run.json: UNREADABLE if it is damaged, None if there is none."""
+    try:
+        return parse_known(RunRecord, read_bounded_text(path, most_bytes=_MOST_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return UNREADABLE
 
 
 def newest_checkpoint(*folders: Path) -> SavedCheckpoint | None:
@@ -176,6 +225,50 @@ def note_launcher(folder: RunFolder) -> None:
         "noted_at": time.time(),
     }
     write_file(folder.launcher, json.dumps(document, indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launcher:
+    """A launcher.json."""
+
+    host: str
+    pid: int
+    started_at: float
+    noted_at: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: one is out of range.
+        """
+        if not 0 < self.pid <= _LARGEST_PID:
+            raise ValueError(f"pid: {self.pid} is none")
+        for moment in (self.started_at, self.noted_at):
+            if moment is not None and iso_time(moment) is None:
+                raise ValueError(f"{moment} is no time")
+
+
+def _launcher_in(file: Path) -> _Launcher | None:
+    """Return the launcher in a file; None if there is none, or it is damaged."""
+    try:
+        return parse_known(_Launcher, read_bounded_text(file, most_bytes=_MOST_BYTES))
+    except (OSError, ValueError):
+        return None
+
+
+def iso_time(seconds: float) -> str | None:
+    """Return a time since 1970 as ISO 8601 in UTC; None if it is out of range."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def noted_at(folder: Path) -> str | None:
+    """Return when a run's launcher on node 0 was recorded, as ISO 8601; None if it was not."""
+    found = _launcher_in(folder / "launcher.json")
+    return None if found is None or found.noted_at is None else iso_time(found.noted_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +291,9 @@ def launchers(folder: Path) -> tuple[LauncherProcess, ...]:
     """Return the launchers recorded in a run folder, node 0's first."""
     found = []
     for file in sorted(folder.glob("launcher*.json")):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            document = document_in(file)
-            host, pid, started_at = str(document["host"]), int(document["pid"]), float(document["started_at"])
-            lives = _lives(pid, started_at) if host == os.uname().nodename else None
-            found.append(LauncherProcess(host=host, pid=pid, lives=lives))
+        if (noted := _launcher_in(file)) is not None:
+            lives = _lives(noted.pid, noted.started_at) if noted.host == os.uname().nodename else None
+            found.append(LauncherProcess(host=noted.host, pid=noted.pid, lives=lives))
     return tuple(found)
 
 

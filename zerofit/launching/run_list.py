@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,9 +17,18 @@ import psutil
 
 from zerofit.core.errors import UserError
 from zerofit.launching.clusters.follow import followed_run, is_over
-from zerofit.launching.clusters.job import STOP_FILE, SUBMITTED_FILE
+from zerofit.launching.clusters.job import STOP_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
-from zerofit.launching.run_folder import ATTEMPT, attempts, document_in, launchers, typed_name
+from zerofit.launching.run_folder import (
+    ATTEMPT,
+    SUBMITTED_FILE,
+    UNREADABLE,
+    RunRecord,
+    attempts,
+    launchers,
+    run_record,
+    typed_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,6 +69,8 @@ class ListedRun:
     """Total size of all files."""
     exit_code: int | None
     """None if the run has left no record."""
+    is_unreadable: bool
+    """True if its record is damaged."""
     is_running: bool
     """True if it is, or may be, running."""
     is_unknown: bool
@@ -85,6 +97,8 @@ class ListedRun:
             return "unknown" if self.is_unknown else "running"
         if self.is_only_written:
             return "written"
+        if self.is_unreadable:
+            return "unreadable"
         return "no record" if self.exit_code is None else f"exit {self.exit_code}"
 
 
@@ -95,11 +109,20 @@ def list_runs(runs: Path) -> tuple[ListedRun, ...]:
     in_use = _arguments_of_processes()
     folders = (path for path in runs.resolve().iterdir() if path.is_dir() and not path.is_symlink())
     found = (
-        _listed_run(folder, datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), in_use)
+        _listed_run(folder, started_at, in_use)
         for folder in folders
-        if (match := _NAME.match(folder.name))
+        if (started_at := _time_in(folder.name)) is not None
     )
     return tuple(sorted(found, key=lambda run: (run.started_at, run.folder.name)))
+
+
+def _time_in(name: str) -> datetime | None:
+    """Return the time in a run folder's name; None for another folder."""
+    match = _NAME.match(name)
+    try:
+        return None if match is None else datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S")
+    except ValueError:  # digits that are no time
+        return None
 
 
 def _arguments_of_processes() -> tuple[str, ...]:
@@ -112,16 +135,16 @@ def _arguments_of_processes() -> tuple[str, ...]:
 
 
 def _listed_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> ListedRun:
-    record = document_in(attempts(folder)[-1] / "run.json")  # of the last start
-    exit_code = record.get("exit_code")
-    files = [os.lstat(path) for path in _files(folder)]
+    record = run_record(attempts(folder)[-1] / "run.json")  # of the last start
+    files = list(_files(folder))
     newest = max(file.st_mtime for file in (*files, folder.lstat()))
     is_used = any(f"{folder}/" in word for word in in_use)
     return ListedRun(
         folder=folder,
         started_at=started_at,
         num_bytes=sum(file.st_size for file in files if stat.S_ISREG(file.st_mode)),
-        exit_code=exit_code if isinstance(exit_code, int) else None,
+        exit_code=None if record in (None, UNREADABLE) else record.exit_code,
+        is_unreadable=record is UNREADABLE,
         is_running=is_used or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
         is_unknown=not (is_used or (folder / SUBMITTED_FILE).exists() or launchers(folder)),
         is_only_written=_is_only_written(folder),
@@ -136,14 +159,14 @@ def _is_only_written(folder: Path) -> bool:
         return False
 
 
-def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
+def _may_run(folder: Path, record: RunRecord | None, *, is_quiet: bool) -> bool:
     try:
         run = followed_run(folder)
     except UserError:
         return True
     if run.is_only_written:
         return False
-    if record and record.get("kind") not in (GOES_ON_AFTER if run.engine else ()):
+    if record not in (None, UNREADABLE) and record.kind not in (GOES_ON_AFTER if run.engine else ()):
         return False
     if run.engine is None:
         lives = [process.lives for process in launchers(run.folder)]
@@ -154,16 +177,16 @@ def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
         return True
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _files(folder: Path) -> Iterator[os.stat_result]:
     for at, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            if os.path.lexists(path := os.path.join(at, name)):  # a running run renames its files
-                yield path
+            with contextlib.suppress(OSError):  # a running run renames its files
+                yield os.lstat(os.path.join(at, name))
 
 
 def _user_files(folder: Path) -> Iterator[str]:
     for entry in folder.iterdir():
-        if ATTEMPT.fullmatch(entry.name) and not entry.is_symlink():
+        if ATTEMPT.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink():
             yield from (f"{entry.name}/{name}" for name in _user_files(entry))
         elif not any(fnmatch(entry.name, pattern) for pattern in _WRITTEN):
             yield entry.name
@@ -210,6 +233,8 @@ def _why_kept(run: ListedRun, *, keep_failed: bool) -> str | None:
         return f"it runs, or may run elsewhere; `zerofit runs cancel {typed_name(run.folder)}` ends it"
     if run.is_only_written:
         return "it was only written, and may still be submitted or wait in a queue"
+    if run.is_unreadable:
+        return "its run.json can't be read: remove the folder by hand"
     if run.user_files:
         return f"it contains {', '.join(run.user_files)}"
     if keep_failed and run.exit_code != 0:

@@ -21,6 +21,7 @@ from zerofit.configs.write.command import (
 from zerofit.configs.write.deepspeed import run_deepspeed_json
 from zerofit.core.checkpoints import remove_partial_of_run
 from zerofit.core.errors import UserError
+from zerofit.core.module_path import OWN_PROGRAM, safe_path_variables
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
@@ -79,7 +80,8 @@ def _command_script(launch: PlannedLaunch, folder: RunFolder) -> str:
         + (f"# Secrets are not stored: set {', '.join(secrets)} first.\n" if secrets else "")
         + f"cd {shlex.quote(os.getcwd())} || exit\n"
         f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"\n'
-        f"{launch_command(launch, folder)}\n"
+        + "".join(f"export {name}={value}\n" for name, value in safe_path_variables(os.environ).items())
+        + f"{launch_command(launch, folder)}\n"
     )
 
 
@@ -158,8 +160,7 @@ def start(
     oom_kills = count_oom_kills()
     reader, writer = os.pipe()
     command = (
-        sys.executable,
-        "-m",
+        *OWN_PROGRAM,
         "zerofit.launching.agent",
         str(os.getpid()),
         str(writer),
@@ -170,7 +171,8 @@ def start(
     # too.
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     recorder = flight_recorder(launch.plan, folder, inherited=os.environ)
-    environment = {**_environment(launch), **recorder, "PATH": path, **variables}
+    safe_path = safe_path_variables(os.environ)
+    environment = {**_environment(launch), **recorder, **safe_path, "PATH": path, **variables}
     ranks = ranks_of(launch)
     watch = RunWatch(
         ranks_folder=folder.ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -14,16 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder
+from zerofit.core.json_text import parse_json
 from zerofit.core.observer import SILENT
-from zerofit.core.plan import Origin, Plan, Reason, TrialSteps, plan_from_json
+from zerofit.core.plan import Origin, Plan, Reason, TrialSteps
 from zerofit.core.rank_record import read_record
 from zerofit.core.secrets import masked
 from zerofit.core.strategy import Buckets, Engine, Strategy, show
 from zerofit.core.units import format_bytes
-from zerofit.core.validation import check_at_least
+from zerofit.core.validation import check_at_least, parse_known
 from zerofit.launching.diagnose import EndKind
 from zerofit.launching.prepare import prepare_launches
 from zerofit.launching.recover import wait_for_free_gpus
@@ -34,6 +37,7 @@ from zerofit.machine.observations import subject_of
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.planning.plan_labels import seconds, strategy_words
 from zerofit.planning.search import TIME_TIE_SHARE
+from zerofit.planning.sources.settings import plan_from_file
 from zerofit.scripts.capture.environment import quiet_variables
 from zerofit.scripts.capture.journal import REFUSED, SPEC
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
@@ -349,6 +353,10 @@ def trial_key(plan: Plan) -> TrialKey:
     return plan.strategy, plan.workload.sequence_length
 
 
+_LARGEST_RESULT = 1024 * 1024
+"""Bytes of a trial's result. ASSUMPTION."""
+
+
 def earlier_results(folder: Path, policy: TrialPolicy) -> dict[TrialKey, TrialResult]:
     """Return the results of earlier starts; none with `--anew`, which removes them."""
     if policy.is_anew:
@@ -356,17 +364,17 @@ def earlier_results(folder: Path, policy: TrialPolicy) -> dict[TrialKey, TrialRe
     found = {}
     for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda path: _number(path.parent)):
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-            result = TrialResult(**{**document, "end": TrialEnd(document["end"])})
-            plan = plan_from_json(RunFolder(path=file.parent).plan.read_text(encoding="utf-8"), name="")
-        except (OSError, ValueError, TypeError, KeyError, UserError):
+            result = parse_known(TrialResult, read_bounded_text(file, most_bytes=_LARGEST_RESULT))
+            plan = plan_from_file(RunFolder(path=file.parent).plan)
+        except (OSError, ValueError, UserError):
             continue
         found[trial_key(plan)] = result
     return found
 
 
 def _number(trial: Path) -> int:
-    return int(trial.name.rpartition("-")[2])
+    number = trial.name.rpartition("-")[2]
+    return int(number) if re.fullmatch("[0-9]{1,9}", number) else 0
 
 
 def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> int | None:
@@ -512,8 +520,8 @@ def refusal(launch: PlannedLaunch, check: Callable[[PlannedLaunch, Observer], No
 def _refused(guard: Path) -> str | None:
     """Return what the script was prevented from doing; None if nothing."""
     try:
-        message = json.loads((guard / REFUSED).read_text(encoding="utf-8"))["message"]
-    except (OSError, ValueError, KeyError):
+        message = parse_json(read_bounded_text(guard / REFUSED, most_bytes=_LARGEST_RESULT))["message"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return f"{message}: the script is ended before that"
 

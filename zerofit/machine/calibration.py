@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.module_path import OWN_PROGRAM
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.machine.port import free_port
 from zerofit.machine.programs import output_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Machine
 
-PROGRAM = (sys.executable, "-m", "zerofit.machine.calibration")
+PROGRAM = (*OWN_PROGRAM, "zerofit.machine.calibration")
 _SECONDS = 0.5
 """Duration of each measurement: a GPU's clocks settle in it, and all rates together take half a minute."""
 _ADDS_OF_AN_OPERATOR = 3.6

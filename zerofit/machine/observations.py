@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
@@ -122,12 +123,16 @@ def write_observation(observation: Observation, *, environ: Mapping[str, str] = 
     return folder / name
 
 
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of an observation. ASSUMPTION."""
+
+
 def read_observations(*, environ: Mapping[str, str] = os.environ) -> tuple[Observation, ...]:
     """Return the observations of this machine, newest first; unreadable files are skipped."""
     found = []
     for file in sorted(_folder(environ).glob("*.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError):  # includes pydantic's errors
-            found.append(parse_strictly(Observation, file.read_text(encoding="utf-8")))
+            found.append(parse_strictly(Observation, read_bounded_text(file, most_bytes=_LARGEST)))
     return tuple(found)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
@@ -66,6 +67,10 @@ def probe_rates(machine: Machine, *, environ: Mapping[str, str] = os.environ) ->
     return Rates(rates=(*read_calibration(machine, environ=environ), *catalog_rates().rates))
 
 
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of a calibration. ASSUMPTION."""
+
+
 def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> tuple[Rate, ...]:
     """Return this machine's calibration; empty if there is none.
 
@@ -73,7 +78,7 @@ def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.enviro
     """
     path = calibration_file(machine, environ=environ)
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, most_bytes=_LARGEST)
     except OSError:
         return ()
     try:

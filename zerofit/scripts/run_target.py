@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import builtins
 import io
+import os
 import runpy
 import sys
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from zerofit.core.module_path import begin_script_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +21,12 @@ if TYPE_CHECKING:
 def run_target(target: Sequence[str]) -> None:
     """Run a script or `-m module` with its arguments."""
     if target[0] == "-m":
+        begin_script_path(None if target[1].startswith("zerofit.") else os.getcwd())
         sys.argv = list(target[1:])
         runpy.run_module(target[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = list(target)
-    sys.path[0] = str(Path(target[0]).resolve().parent)  # as `python script.py` does
+    begin_script_path(str(Path(target[0]).resolve().parent))
     _run_file(str(Path(target[0]).absolute()))
 
 

@@ -16,8 +16,9 @@ import psutil
 from zerofit.checking.check_plan import check_plan
 from zerofit.configs.write.deepspeed import run_deepspeed_json
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError
-from zerofit.core.plan import Plan, head_lines, plan_from_json, plan_to_json
+from zerofit.core.plan import LARGEST_PLAN, Plan, head_lines, plan_from_json, plan_to_json
 from zerofit.core.run_name import RUNS_NAME, run_name
 from zerofit.core.strategy import Engine
 from zerofit.core.upstream.accelerate import has_state
@@ -107,12 +108,12 @@ def _keep_running_plan(
 
 def _read(path: Path) -> Plan:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        text = read_bounded_text(path, most_bytes=LARGEST_PLAN)
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             "plan-file-missing",
             "the plan file can't be read",
-            found=f"zerofit.apply({str(path)!r}): {error.strerror}",
+            found=f"zerofit.apply({str(path)!r}): {getattr(error, 'strerror', None) or 'it is no text'}",
             why="the script is to train as that plan says",
             fix="write it with `zerofit plan --output FILE SCRIPT`",
         ) from None

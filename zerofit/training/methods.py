@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.core.upstream.deepspeed import BROADCAST_MODEL
-from zerofit.core.upstream.transformers import LOAD_OPTIMIZER, RUN_EPOCH, SAVE_CHECKPOINT
+from zerofit.core.upstream.transformers import LOAD_MODEL, LOAD_OPTIMIZER, RUN_EPOCH, SAVE_CHECKPOINT
 from zerofit.training import trial
 from zerofit.training.batch import grouped_batches, sample_groups, sample_order
 from zerofit.training.batch.micro_batches import hooks as micro_batches
@@ -18,6 +18,7 @@ from zerofit.training.pipeline import hooks as pipeline
 from zerofit.training.reporting import observe, tracked_memory
 from zerofit.training.saving import (
     checkpoints,
+    data_only,
     elastic_resume,
     stop_signal,
     trainer_checkpoints,
@@ -153,6 +154,7 @@ _SAVING: Steps = {
         Step("step before saving", optimizer_step.wrappers, "a due step comes before weights are read"),
     ),
     "load_state": (
+        Step("data alone", data_only.wrappers, "around all that loads: it runs no code of the checkpoint"),
         Step("checkpoints", checkpoints.wrappers, "loads complete checkpoints only"),
         Step("pipeline stages", pipeline.wrappers, "directly around accelerate's: to host memory"),
     ),
@@ -203,7 +205,21 @@ TRAINER: Steps = {
         Step("checkpoints", trainer_checkpoints.trainer_wrappers, "commits a temporary folder"),
         Step("pipeline stages", pipeline.trainer_wrappers, "gathers all stages"),
     ),
-    LOAD_OPTIMIZER: (Step("pipeline stages", pipeline.trainer_wrappers, "loads to host memory"),),
+    LOAD_MODEL: (
+        Step(
+            "data alone",
+            data_only.trainer_wrappers,
+            "around all that loads: it runs no code of the checkpoint",
+        ),
+    ),
+    LOAD_OPTIMIZER: (
+        Step(
+            "data alone",
+            data_only.trainer_wrappers,
+            "around all that loads: it runs no code of the checkpoint",
+        ),
+        Step("pipeline stages", pipeline.trainer_wrappers, "loads to host memory"),
+    ),
 }
 """Of transformers' Trainer."""
 
@@ -243,6 +259,11 @@ ENGINE: Steps = {
     "backward": (Step("observation", observe.engine_wrappers, "the phase"),),
     "step": (Step("observation", observe.engine_wrappers, "the phase, and the number of steps"),),
     "load_checkpoint": (
+        Step(
+            "data alone",
+            data_only.engine_wrappers,
+            "around all that loads: it runs no code of the checkpoint",
+        ),
         Step("converted checkpoint", elastic_resume.engine_wrappers, "before the engine reads it"),
         Step("observation", observe.engine_wrappers, "counts from the step that was loaded"),
     ),

@@ -25,14 +25,16 @@ TRAINER_LOOP = ("_inner_training_loop", "_prepare_inputs", "_run_epoch")
 """Private methods of Trainer's loop, beside the public ones (5.23, trainer.py)."""
 COUNTS_ITEMS = "_get_num_items_in_batch"
 """Trainer's method that counts the labels of a step (5.23, trainer.py)."""
-TRAINER_RESUMES = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
-"""Trainer's methods that load a checkpoint to resume."""
 MAKE_FROM_CONFIG = "_from_config"
 """PreTrainedModel's class method behind from_config() of the Auto classes."""
 SAVE_CHECKPOINT = "_save_checkpoint"
 """Trainer's method that saves a checkpoint on schedule (5.23, trainer.py)."""
+LOAD_MODEL = "_load_from_checkpoint"
+"""Trainer's method that loads the weights of a checkpoint (5.23, trainer.py)."""
 LOAD_OPTIMIZER = "_load_optimizer_and_scheduler"
 """Trainer's method that loads the optimizer states of a checkpoint (5.23, trainer.py)."""
+TRAINER_RESUMES = (LOAD_MODEL, LOAD_OPTIMIZER, "_load_scaler")
+"""Trainer's methods that load a checkpoint to resume."""
 RUN_EPOCH = "_run_epoch"
 """Trainer's method of one epoch; older releases have a single loop."""
 KEPT_BY_GENERATE = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")

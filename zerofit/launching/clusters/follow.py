@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from zerofit.core.bounded_read import open_regular
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
-from zerofit.launching.clusters.job import JOB_FILE, SUBMITTED_FILE
+from zerofit.launching.clusters.clients import ENGINES, ClusterEngine, check_client, run_client
+from zerofit.launching.clusters.job import JOB_FILE
 from zerofit.launching.clusters.pace import last_loss, pace, pace_words, started_at
-from zerofit.launching.clusters.submit import ENGINES, ClusterEngine, run_client
+from zerofit.launching.clusters.submitted import SubmittedJob, looked_up, read_submitted, write_submitted
 from zerofit.launching.diagnose import describe
 from zerofit.launching.run_folder import (
     TRIALS_PREFIXES,
+    UNREADABLE,
+    RunRecord,
     attempts,
     document_in,
     launchers,
+    run_record,
     typed_name,
     was_killed,
 )
@@ -33,21 +39,30 @@ from zerofit.launching.run_folder import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_LIVE = re.compile(r"rank(\d{1,6})\.live")
+_BLOCK_BYTES = 1 << 20
 _POLL_S = 0.5
 _ASK_EVERY_S = 10.0
 """How often a scheduler is queried while a log is followed."""
 _FORGOTTEN = "no longer known to the scheduler"
+NOT_FOUND = "not found by its name"
+"""State of a job whose submission was not answered."""
+_ON_ITS_WAY = timedelta(hours=1)
+"""How long a job whose submission was not answered may take to appear in the queue. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedRun:
-    """A run's folder, and its scheduler."""
+    """A run's folder, and its job."""
 
     folder: Path
-    engine: ClusterEngine | None
+    job: SubmittedJob | None = None
     """None for a run on this machine."""
-    job_id: str = ""
-    namespace: str | None = None
+
+    @property
+    def engine(self) -> ClusterEngine | None:
+        """The scheduler that it was submitted to; None for a run on this machine."""
+        return None if self.job is None else self.job.engine
 
     @property
     def attempt(self) -> Path:
@@ -69,9 +84,17 @@ class FollowedRun:
         return self.engine or next((engine for engine in ClusterEngine if engine == written_for), None)
 
     @property
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> RunRecord | None:
         """run.json of the last start; None while it runs."""
-        return document_in(self.attempt / "run.json") or None
+        return run_record(self.attempt / "run.json")
+
+    @property
+    def _is_recent(self) -> bool:
+        """True if a job may still be on its way to the scheduler's queue."""
+        if self.job is None or self.job.submitted_at is None:
+            return False
+        age = datetime.now().astimezone() - datetime.fromisoformat(self.job.submitted_at)
+        return age < _ON_ITS_WAY
 
     def scheduler_state(self) -> str | None:
         """Return the scheduler's state of the run; None on this machine, or if the client can't tell.
@@ -79,12 +102,14 @@ class FollowedRun:
         Raises:
             UserError: its client is missing, or can't reach it.
         """
-        if self.engine is None:
+        if self.job is None:
             return None
-        module = ENGINES[self.engine]
+        job, module = self.job, ENGINES[self.job.engine]
+        if job.job_id is None:
+            return NOT_FOUND if self._is_recent else _FORGOTTEN
         try:
-            output = run_client(module.state_command(self.job_id, self.namespace))
-            state: str | None = module.state_of(output, self.job_id)
+            output = run_client(module.state_command(job.job_id, job.namespace))
+            state: str | None = module.state_of(output, job.job_id)
         except UserError as error:
             if not _is_forgotten(module, error):
                 raise
@@ -124,25 +149,22 @@ def followed_run(folder: Path) -> FollowedRun:
     Raises:
         UserError: its submitted.json can't be read.
     """
-    submitted = folder / SUBMITTED_FILE
-    if not submitted.exists():
-        return FollowedRun(folder=folder, engine=None)
-    try:
-        document = json.loads(submitted.read_text(encoding="utf-8"))
-        return FollowedRun(
-            folder=folder,
-            engine=ClusterEngine(document["engine"]),
-            job_id=document["job_id"],
-            namespace=document["namespace"],
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            "submitted-file-broken",
-            "the job of a run can't be read",
-            found=f"{type(error).__name__}: {error}   ({submitted})",
-            why="`zerofit submit` writes the job id there",
-            fix="follow the job with the scheduler's own client; remove the run folder once it has ended",
-        ) from None
+    return FollowedRun(folder=folder, job=read_submitted(folder))
+
+
+def with_job_id(run: FollowedRun) -> FollowedRun:
+    """Return a run with its job's id, which is looked for, and recorded, if its submission was not answered.
+
+    Raises:
+        UserError: its scheduler can't be queried.
+    """
+    if run.job is None:
+        return run
+    job = looked_up(run.job, run.folder)
+    if job != run.job:
+        with contextlib.suppress(UserError):  # of another user's folder
+            write_submitted(run.folder, job)
+    return replace(run, job=job)
 
 
 def run_status(run: FollowedRun) -> dict[str, Any]:
@@ -153,12 +175,16 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
     Raises:
         UserError: its scheduler can't be queried.
     """
+    run = with_job_id(run)
     record, ranks = run.record, _ranks(run)
     state = run.scheduler_state()
     slowest = min(ranks.values(), key=lambda rank: rank.step, default=None)
-    has_ended, end, cause = _is_over(run, state), None, record and record["cause"]
-    if record is not None:
-        end = f"{record['ended_at']}, exit code {record['exit_code']}: {record['cause'] or 'ended well'}"
+    has_ended, end, cause = _is_over(run, state), None, record and record.cause
+    if record is UNREADABLE:
+        end = f"unknown: {UNREADABLE.cause}"
+    elif record is not None:
+        at = "" if record.ended_at is None else f"{record.ended_at}, "
+        end = f"{at}exit code {record.exit_code}: {record.cause or 'ended well'}"
     elif run.is_only_written:
         shows = "it has not started"
         if run.scheduler in (ClusterEngine.KUBERNETES, ClusterEngine.SKYPILOT):  # its records are elsewhere
@@ -170,11 +196,11 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
     return {
         "folder": str(run.folder),
         "scheduler": run.scheduler and run.scheduler.value,
-        "job_id": run.job_id or None,
+        "job_id": run.job and run.job.job_id,
         "scheduler_state": state,
-        "submitted_at": document_in(run.folder / SUBMITTED_FILE).get("submitted_at"),
+        "submitted_at": run.job and run.job.submitted_at,
         "started_at": started_at(run.folder),
-        "ended_at": record and record["ended_at"],
+        "ended_at": record and record.ended_at,
         "num_starts": (not run.is_only_written) + sum(1 for _ in run.folder.glob("requeue-*/ranks")),
         "num_ranks": len(ranks),
         "step": slowest and slowest.step,
@@ -183,9 +209,9 @@ def run_status(run: FollowedRun) -> dict[str, Any]:
         "doing": describe(slowest) if slowest and slowest.phase is not Phase.ENDED else None,
         "checkpoint": next((rank.checkpoint for rank in ranks.values() if rank.checkpoint), None),
         "is_running": not has_ended,
-        "exit_code": record and record["exit_code"],
+        "exit_code": None if record is UNREADABLE else record and record.exit_code,
         "cause": cause,
-        "kind": record and record.get("kind"),
+        "kind": record and record.kind,
         "end": end,
     }
 
@@ -196,7 +222,7 @@ def status_lines(run: FollowedRun) -> list[str]:
     lines = [f"run:    {run.folder}"]
     if run.engine is not None:
         state = status["scheduler_state"] or "of unknown state"
-        lines.append(f"job:    {run.job_id} on {run.engine.value}, {state}")
+        lines.append(f"job:    {status['job_id'] or 'of unknown id'} on {run.engine.value}, {state}")
     if status["num_starts"] > 1:
         lines.append(f"starts: {status['num_starts']}")
     if status["num_ranks"]:
@@ -214,7 +240,8 @@ def status_lines(run: FollowedRun) -> list[str]:
 
 def _ranks(run: FollowedRun) -> dict[int, RankObservation]:
     folder = run.attempt / "ranks"
-    ranks = (int(file.stem.removeprefix("rank")) for file in folder.glob("rank*.live"))
+    names = (_LIVE.fullmatch(file.name) for file in folder.glob("rank*.live"))
+    ranks = (int(name[1]) for name in names if name)
     found = {rank: read_observation(folder, rank) for rank in ranks}
     return {rank: state for rank, state in sorted(found.items()) if state is not None}
 
@@ -227,9 +254,12 @@ def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
         rank: whose log; None for the job's output of all nodes, or rank 0's.
         follows: True to also print new output.
     """
-    if run.engine not in (None, ClusterEngine.SLURM) and rank is None:
-        assert run.engine is not None
-        command = ENGINES[run.engine].logs_command(run.job_id, run.namespace, follows=follows)
+    run = with_job_id(run)
+    if run.job is not None and run.job.engine is not ClusterEngine.SLURM and rank is None:
+        if run.job.job_id is None:
+            raise _not_running(run, f"its job was {NOT_FOUND}")
+        check_client(ENGINES[run.job.engine].CLIENT)
+        command = ENGINES[run.job.engine].logs_command(run.job.job_id, run.job.namespace, follows=follows)
         return subprocess.run(command, check=False).returncode
     for chunk in _chunks(run, rank=rank, follows=follows):
         sys.stdout.buffer.write(chunk)
@@ -246,13 +276,14 @@ def _chunks(run: FollowedRun, *, rank: int | None, follows: bool) -> Iterator[by
         now = _log_file(run, rank)
         if now != file:
             place, file = 0, now
-        data = b""
-        with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
+        before = place
+        with contextlib.suppress(OSError), open_regular(file) as log:
             log.seek(place)
-            data = log.read()
-        place += len(data)
-        if data:
-            yield data
+            while data := log.read(_BLOCK_BYTES):
+                place += len(data)
+                yield data
+        if place > before:
+            pass
         elif has_ended or not follows:
             if place == 0:
                 raise _no_log(run, file)
@@ -265,7 +296,7 @@ def _chunks(run: FollowedRun, *, rank: int | None, follows: bool) -> Iterator[by
 
 def _log_file(run: FollowedRun, rank: int | None) -> Path:
     if rank is None and run.engine is ClusterEngine.SLURM:
-        return run.folder / f"slurm-{run.job_id}.out"
+        return run.folder / f"slurm-{run.job and run.job.job_id}.out"
     return run.attempt / "logs" / f"rank{rank or 0}.log"
 
 
@@ -294,6 +325,7 @@ def is_over(run: FollowedRun) -> bool:
     Raises:
         UserError: its scheduler can't be queried.
     """
+    run = with_job_id(run)
     return _is_over(run, run.scheduler_state())
 
 
@@ -323,15 +355,17 @@ def cancel(run: FollowedRun) -> str:
     Raises:
         UserError: it is not running.
     """
-    if run.engine is not None:
-        module = ENGINES[run.engine]
+    if (job := with_job_id(run).job) is not None:
+        module = ENGINES[job.engine]
+        if job.job_id is None:
+            raise _not_running(run, f"its job was {NOT_FOUND}, {job.name}")
         try:
-            run_client(module.cancel_command(run.job_id, run.namespace))
+            run_client(module.cancel_command(job.job_id, job.namespace))
         except UserError as error:
             if _is_forgotten(module, error):
-                raise _not_running(run, f"{run.engine.value} job {run.job_id} is {_FORGOTTEN}") from None
+                raise _not_running(run, f"{job.engine.value} job {job.job_id} is {_FORGOTTEN}") from None
             raise
-        return f"{run.engine.value} job {run.job_id} was told to end"
+        return f"{job.engine.value} job {job.job_id} was told to end"
     if run.record is not None:  # the process that started it may be a notebook, which continues
         raise _not_running(run, "it has ended")
     for process in launchers(run.folder):

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
 
 JOB_FILE = "job.json"
-SUBMITTED_FILE = "submitted.json"
 STOP_FILE = "stop"
 """Created in the run folder when the scheduler is about to reclaim the nodes."""
 NODE_MODULE = "zerofit.launching.clusters.node"
@@ -152,6 +150,8 @@ class Rendered:
     """Texts of the run folder's files, by path."""
     command: tuple[str, ...]
     """Submits it."""
+    job_name: str
+    """The name under which the scheduler will have it: with its kind on KUBERNETES."""
     checks: tuple[tuple[str, ...], ...] = ()
     """Client commands that check in advance whether it can run; they submit nothing."""
     limit_s: float = CLIENT_LIMIT_S
@@ -220,17 +220,6 @@ def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
 def job_to_json(job: Job) -> str:
     """Return a job as the text of its file."""
     return json.dumps(dataclasses.asdict(job), indent=2) + "\n"
-
-
-def submitted_to_json(*, engine: str, job_id: str, namespace: str | None = None) -> str:
-    """Return the text of SUBMITTED_FILE for a job that was submitted now."""
-    document = {
-        "engine": engine,
-        "job_id": job_id,
-        "namespace": namespace,
-        "submitted_at": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-    return json.dumps(document, indent=2) + "\n"
 
 
 def job_from_json(text: str, *, name: str) -> Job:

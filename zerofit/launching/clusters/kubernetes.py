@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB, MIB, format_bytes
+from zerofit.core.validation import parse_known
 from zerofit.launching.clusters.job import (
     JOB_FILE,
     NODE_MODULE,
@@ -38,6 +40,9 @@ OVER = ("Complete", "Failed")
 CLIENT = "kubectl"
 NO_SUCH_JOB = "(NotFound)"
 """kubectl's message for a missing or deleted object."""
+JOB_ID = re.compile(r"[a-z][a-z0-9.-]*/[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
+"""Kind and name of an object, as kubectl's --output=name prints them."""
+_TRAIN_JOB, _JOB_SET = "trainjob.trainer.kubeflow.org", "jobset.jobset.x-k8s.io"
 JOB_MOUNT = "/zerofit/job"
 _RUN_MOUNT = "/zerofit/run"
 _PORT = 29500
@@ -82,7 +87,9 @@ def render(submission: Submission) -> Rendered:
         f"--filename={config_map}",
         f"--filename={path}",
     )
+    kind = _TRAIN_JOB if submission.flags.has_trainer else _JOB_SET
     return Rendered(
+        job_name=f"{kind}/{name}",
         files={
             path: head + yaml_text(make(submission, name)),
             config_map: json.dumps(_config_map(submission, name), indent=2) + "\n",
@@ -98,7 +105,7 @@ def check(flags: ClusterFlags) -> None:
     Raises:
         UserError: one is invalid.
     """
-    if flags.namespace is not None and not _LABEL.fullmatch(flags.namespace):
+    if flags.namespace is not None and not is_namespace(flags.namespace):
         raise bad_value(
             "--namespace",
             flags.namespace,
@@ -109,6 +116,11 @@ def check(flags: ClusterFlags) -> None:
     _node_selector(flags)
     _volume(flags)
     kubernetes_options(flags)
+
+
+def is_namespace(name: str) -> bool:
+    """Return True if a namespace can have this name."""
+    return _LABEL.fullmatch(name) is not None
 
 
 def _namespace(namespace: str | None) -> tuple[str, ...]:
@@ -236,7 +248,7 @@ def _command(submission: Submission) -> list[str]:
     The shell handles the SIGTERM of an evicted pod, and makes all nodes save.
     """
     folder = submission.job.run_folder
-    launcher = f'{submission.python} -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
+    launcher = f'{submission.python} -P -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
     lines = launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM")
     return ["bash", "-c", "\n".join([f"mkdir -p {folder}", *lines, 'exit "$code"'])]
 
@@ -329,9 +341,21 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
     return found[1], found[3].rstrip("/")
 
 
-def job_id_of(output: str) -> str:
+def job_id_of(output: str) -> str | None:
     """Return the last object created by `kubectl create --output=name`: "jobset.jobset.x-k8s.io/zf-..."."""
-    return output.strip().splitlines()[-1]
+    found = [word for line in output.splitlines() if JOB_ID.fullmatch(word := line.strip())]
+    return found[-1] if found and not found[-1].startswith("configmap/") else None
+
+
+def find_command(name: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that prints the object of a kind and name, if there is one."""
+    return ("kubectl", *_namespace(namespace), "get", name, "--output=name", "--ignore-not-found")
+
+
+def found_ids(output: str, name: str, folder: Path) -> tuple[str, ...]:
+    """Return the ids in that command's output."""
+    job_id = job_id_of(output)
+    return () if job_id is None else (job_id,)
 
 
 def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
@@ -339,14 +363,41 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
     return ("kubectl", *_namespace(namespace), "get", job_id, "--output=json")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Condition:
+    """A condition of an object, in kubectl's JSON."""
+
+    type: str
+    status: str
+    reason: str | None = None
+    lastTransitionTime: str | None = None  # noqa: N815  (kubectl's spelling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Status:
+    """An object's status, in kubectl's JSON."""
+
+    conditions: list[_Condition] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JobObject:
+    """A job, in kubectl's JSON."""
+
+    status: _Status = _Status()
+
+
 def state_of(output: str, job_id: str) -> str | None:
-    """Return the state in that command's output: the newest true condition."""
-    conditions = json.loads(output).get("status", {}).get("conditions", [])
-    true = [condition for condition in conditions if condition.get("status") == "True"]
+    """Return the state in that command's output: the newest true condition; None if there is none in it."""
+    try:
+        found = parse_known(_JobObject, output)
+    except ValueError:
+        return None
+    true = [condition for condition in found.status.conditions or () if condition.status == "True"]
     if not true:
         return "Running"
-    last = max(true, key=lambda condition: str(condition.get("lastTransitionTime", "")))
-    return f"{last['type']} ({last['reason']})" if last.get("reason") else str(last["type"])
+    last = max(true, key=lambda condition: condition.lastTransitionTime or "")
+    return f"{last.type} ({last.reason})" if last.reason else last.type
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

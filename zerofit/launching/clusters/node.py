@@ -18,15 +18,14 @@ from zerofit.configs.write.command import Rendezvous
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json
+from zerofit.launching.clusters.clients import ClusterEngine
 from zerofit.launching.clusters.heartbeat import Heartbeat
 from zerofit.launching.clusters.job import (
     JOB_FILE,
     STOP_FILE,
-    SUBMITTED_FILE,
     Job,
     check_no_deepspeed_env,
     job_from_json,
-    submitted_to_json,
 )
 from zerofit.launching.clusters.meeting import Meeting, NodePlace, met, name_of
 from zerofit.launching.clusters.preflight import (
@@ -37,14 +36,14 @@ from zerofit.launching.clusters.preflight import (
     facts_of_node,
     warnings_of,
 )
+from zerofit.launching.clusters.slurm import JOB_ID
+from zerofit.launching.clusters.submitted import SubmittedJob, now, read_submitted, write_submitted
 from zerofit.launching.diagnose import EXIT_STOPPED, GOES_ON_AFTER, RunEnd
 from zerofit.launching.run_folder import (
     RunFolder,
     attempts,
-    document_in,
     fill_run_folder,
     newest_checkpoint,
-    write_file,
 )
 from zerofit.launching.start import PlannedLaunch, launch_files, start
 from zerofit.machine.port import free_port
@@ -110,9 +109,16 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _note_slurm_job(job: Job, job_id: str) -> None:
     """Record the job of a run that was written and submitted by hand, so that `zerofit runs` finds it."""
-    file = Path(job.run_folder, SUBMITTED_FILE)
-    if job.engine == "slurm" and job_id.isdecimal() and document_in(file).get("job_id") != job_id:
-        write_file(file, submitted_to_json(engine=job.engine, job_id=job_id))
+    if job.engine != "slurm" or not JOB_ID.fullmatch(job_id):
+        return
+    folder = Path(job.run_folder)
+    try:
+        noted = read_submitted(folder)
+    except UserError:
+        noted = None
+    noted = noted or SubmittedJob(engine=ClusterEngine.SLURM, job_id=None, submitted_at=now())
+    if noted.job_id != job_id:
+        write_submitted(folder, replace(noted, job_id=job_id))
 
 
 def _checked_host(host: str) -> str:

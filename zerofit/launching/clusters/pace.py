@@ -6,14 +6,14 @@ import contextlib
 import math
 import re
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.bounded_read import open_regular
 from zerofit.core.errors import UserError
-from zerofit.core.plan import plan_from_json
 from zerofit.core.run_length import run_length
 from zerofit.core.units import format_duration
-from zerofit.launching.run_folder import document_in
+from zerofit.launching.run_folder import iso_time, noted_at, run_record
+from zerofit.planning.sources.settings import plan_from_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +35,8 @@ _LOSS = re.compile(
 
 def started_at(folder: Path) -> str | None:
     """Return when a run's launcher started its ranks for the first time; None if it has not."""
-    if (said := document_in(folder / "run.json").get("started_at")) is not None:
-        return str(said)
-    noted = document_in(folder / "launcher.json").get("noted_at")
-    return _iso(noted) if isinstance(noted, float) else None
+    record = run_record(folder / "run.json")
+    return record.started_at if record is not None and record.started_at else noted_at(folder)
 
 
 def pace(folder: Path, slowest: RankObservation | None, *, is_running: bool) -> dict[str, Any]:
@@ -61,11 +59,11 @@ def pace(folder: Path, slowest: RankObservation | None, *, is_running: bool) -> 
         remaining_s = max(0.0, (num_steps - slowest.step) * s_per_step - idle_s)
     return {
         "num_steps": num_steps,
-        "updated_at": _iso(slowest.changed_at) if slowest else None,
+        "updated_at": iso_time(slowest.changed_at) if slowest else None,
         "s_per_step": s_per_step and round(s_per_step, 4),
         "tokens_per_s": round(tokens / s_per_step, 1) if s_per_step and tokens else None,
         "remaining_s": None if remaining_s is None else round(remaining_s),
-        "eta": None if remaining_s is None else _iso(time.time() + remaining_s),
+        "eta": None if remaining_s is None else iso_time(time.time() + remaining_s),
     }
 
 
@@ -86,7 +84,7 @@ def pace_words(status: dict[str, Any]) -> str:
 def last_loss(log: Path) -> float | str | None:
     """Return the last training loss in a log; "nan", "inf" or "-inf" if it is no number, None if none."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
@@ -100,8 +98,8 @@ def last_loss(log: Path) -> float | str | None:
 
 
 def _plan(folder: Path) -> Plan | None:
-    with contextlib.suppress(OSError, UserError):
-        return plan_from_json((folder / "plan.json").read_text(encoding="utf-8"), name="plan.json")
+    with contextlib.suppress(UserError):
+        return plan_from_file(folder / "plan.json")
     return None
 
 
@@ -110,7 +108,3 @@ def _all_steps(length: RunLength | None) -> int | None:
     if length is None or length.num_steps is None:
         return None
     return length.num_steps + length.steps_done
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, bad_value
 from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB
+from zerofit.core.validation import parse_known
 from zerofit.launching.clusters.job import (
     NODE_MODULE,
     STOP_FILE,
@@ -43,6 +44,8 @@ OVER = ("SUCCEEDED", "CANCELLED", "FAILED")
 CLIENT = "sky"
 NO_SUCH_JOB = None
 """Its queue omits unknown jobs."""
+JOB_ID = re.compile(r"[1-9][0-9]{0,9}")
+"""The id of a managed job."""
 _SUBMIT_LIMIT_S = 900.0
 """It uploads the work folder, and the first job starts the machine that controls all. ASSUMPTION."""
 _JOB_MOUNT = "~/zerofit-job"
@@ -203,6 +206,7 @@ def render(submission: Submission) -> Rendered:
     return Rendered(
         files={path: "".join(f"# {line}\n" for line in submission.comments) + yaml_text(document)},
         command=("sky", "jobs", "launch", "--yes", "--detach-run", *words, str(path)),
+        job_name=str(document["name"]),
         limit_s=_SUBMIT_LIMIT_S,
     )
 
@@ -210,7 +214,7 @@ def render(submission: Submission) -> Rendered:
 def _run(submission: Submission) -> list[str]:
     folder = submission.job.run_folder
     launcher = (
-        f"{submission.python} -m {NODE_MODULE} {_JOB_MOUNT} "
+        f"{submission.python} -P -m {NODE_MODULE} {_JOB_MOUNT} "
         f'--node "$SKYPILOT_NODE_RANK" --address "$first" --port {_PORT}'
     )
     return [
@@ -251,10 +255,39 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
     )
 
 
-def job_id_of(output: str) -> str:
-    """Return the managed job's id from the client's output: "Managed Job ID: 7"."""
-    found = re.search(r"Job ID: (\d+)", output)
-    return found[1] if found else ""
+def job_id_of(output: str) -> str | None:
+    """Return the managed job's id from the client's output, "Managed Job ID: 7"; None without one."""
+    found = re.search(rf"Job ID: (?:\x1b\[[\d;]*m)*({JOB_ID.pattern})\b", output)
+    return found[1] if found else None
+
+
+def find_command(name: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that prints all jobs."""
+    return state_command("", namespace)
+
+
+def found_ids(output: str, name: str, folder: Path) -> tuple[str, ...]:
+    """Return the ids in that command's output of the jobs of a name."""
+    found = (str(job.job_id) for job in _queue(output) if job.job_name == name)
+    return tuple(dict.fromkeys(job_id for job_id in found if JOB_ID.fullmatch(job_id)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _QueuedJob:
+    """A job in the client's queue; releases differ in which fields may be missing or null."""
+
+    job_id: int | str | None = None
+    status: str | None = None
+    job_name: str | None = None
+
+
+def _queue(output: str) -> list[_QueuedJob]:
+    """Return the jobs in the output of the queue's command; none if it can't be read."""
+    found = re.search(r"^\[.*", output, re.MULTILINE | re.DOTALL)  # lines on its server may come before
+    try:
+        return parse_known(list[_QueuedJob], found[0]) if found else []
+    except ValueError:
+        return []
 
 
 def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
@@ -264,9 +297,7 @@ def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
 
 def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output; None if the job is not in it."""
-    found = re.search(r"^\[.*", output, re.MULTILINE | re.DOTALL)  # lines on its server may come before
-    records = json.loads(found[0]) if found else []
-    return next((record.get("status") for record in records if str(record.get("job_id")) == job_id), None)
+    return next((job.status for job in _queue(output) if str(job.job_id) == job_id), None)
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

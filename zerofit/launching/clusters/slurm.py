@@ -31,6 +31,10 @@ _LOWEST_PORT, _NUM_PORTS = 20000, 20000
 _FAREWELL_S = 60
 """How long srun waits for the other nodes after one has ended; they agree on the cause before."""
 _WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
+JOB_ID = re.compile(r"[1-9][0-9]{0,9}")
+"""A job id (slurm/slurm.h: 32 bits); clients would take anything else for a flag or for other jobs."""
+_PRINTED_ID = re.compile(rf"(?:Submitted batch job )?({JOB_ID.pattern})(?:;[\w.-]+)?(?: on cluster \S+)?")
+"""Of `sbatch --parsable`; a site's wrapper may drop the flag, and print more lines."""
 
 
 def render(submission: Submission) -> Rendered:
@@ -47,6 +51,7 @@ def render(submission: Submission) -> Rendered:
     return Rendered(
         files={path: _script(submission, kept | own)},
         command=("sbatch", "--parsable", str(path)),
+        job_name=str((kept | own)["job-name"]),
         checks=(("sbatch", "--test-only", str(path)),),
         warnings=(*notes, *unknown_to_sbatch(own)),
     )
@@ -83,7 +88,7 @@ def _script(submission: Submission, options: Mapping[str, object]) -> str:
         for name, value in options.items()
     ]
     requeue = "--requeue" if job.max_requeues else "--no-requeue"
-    launcher = f"{shlex.quote(submission.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
+    launcher = f"{shlex.quote(submission.python)} -P -m {NODE_MODULE} {shlex.quote(folder)}"
     node = shlex.quote(f'exec {launcher} --node "$SLURM_NODEID" --address "$0" --port "$1"')
     return "\n".join(
         [
@@ -175,9 +180,25 @@ def check(flags: ClusterFlags) -> None:
     parse_sbatch_options(flags.options)
 
 
-def job_id_of(output: str) -> str:
-    """Return the job id in the output of `sbatch --parsable`: "123" or "123;cluster"."""
-    return output.strip().splitlines()[-1].partition(";")[0]
+def job_id_of(output: str) -> str | None:
+    """Return the job id in the output of `sbatch --parsable`, "123" or "123;cluster"; None without one."""
+    found = [match[1] for line in output.splitlines() if (match := _PRINTED_ID.fullmatch(line.strip()))]
+    return found[-1] if found else None
+
+
+def find_command(name: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that lists the jobs of a name, each with its script."""
+    return ("squeue", "--noheader", "--states=all", "--format=%A %o", f"--name={name}")
+
+
+def found_ids(output: str, name: str, folder: Path) -> tuple[str, ...]:
+    """Return the ids in that command's output of the jobs that run a folder's script."""
+    found, own = [], str(folder.resolve() / "job.sbatch")
+    for line in output.splitlines():
+        job_id, _, script = line.strip().partition(" ")
+        if JOB_ID.fullmatch(job_id) and script.strip() in ("", own):
+            found.append(job_id)
+    return tuple(dict.fromkeys(found))
 
 
 def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

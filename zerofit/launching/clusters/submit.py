@@ -6,11 +6,9 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +17,16 @@ from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.secrets import masked, secret_variables
-from zerofit.launching.clusters import kubernetes, skypilot, slurm
+from zerofit.launching.clusters import slurm
+from zerofit.launching.clusters.clients import (
+    ENGINES,
+    ClientError,
+    ClusterEngine,
+    check_client,
+    run_client,
+)
 from zerofit.launching.clusters.job import (
-    CLIENT_LIMIT_S,
     JOB_FILE,
-    SUBMITTED_FILE,
     ClusterFlags,
     Job,
     Rendered,
@@ -32,11 +35,17 @@ from zerofit.launching.clusters.job import (
     code_digest,
     job_to_json,
     resources_of,
-    submitted_to_json,
     variables_to_pass,
 )
 from zerofit.launching.clusters.plan_for_cluster import plan_for_cluster
 from zerofit.launching.clusters.run_time import RunTime, run_time, time_sentences
+from zerofit.launching.clusters.submitted import (
+    LOOK_LIMIT_S,
+    SubmittedJob,
+    looked_up,
+    now,
+    write_submitted,
+)
 from zerofit.launching.launch import check_rules
 from zerofit.launching.run_folder import (
     RUNS,
@@ -66,22 +75,6 @@ if TYPE_CHECKING:
 
 SUBMIT_SCRIPT = "submit.sh"
 """Submits a run that was only written."""
-
-
-class ClusterEngine(StrEnum):
-    """A scheduler."""
-
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
-    SKYPILOT = "skypilot"
-
-
-ENGINES: Mapping[ClusterEngine, Any] = {
-    ClusterEngine.SLURM: slurm,
-    ClusterEngine.KUBERNETES: kubernetes,
-    ClusterEngine.SKYPILOT: skypilot,
-}
-"""The module of each scheduler, which renders its job and has its client's commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +109,7 @@ def submit(
     run_dir: str | Path = RUNS,
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
+    trusts_checkpoint: bool = False,
     dry_run: bool = False,
     write_only: bool = False,
     observer: Observer = SILENT,
@@ -138,6 +132,7 @@ def submit(
         run_dir: folder of all run folders; for Slurm it must be shared by all nodes.
         capture_limit_s: time limit for the script to reach its training.
         is_checked: False to continue despite errors of compatibility rules.
+        trusts_checkpoint: as for zerofit.launch.
         dry_run: True to only return what would be submitted; nothing is written.
         write_only: True to write the run folder, complete, and submit nothing; no client is needed.
         observer: receives progress, plans and findings; silent by default.
@@ -167,6 +162,7 @@ def submit(
     check_libraries(observer)
     planned = plan_for_cluster(spec, observer)
     plan = _plan_for_nodes(planned, spec, is_checked=is_checked)
+    plan = replace(plan, trusts_checkpoint=trusts_checkpoint)
     check_rules(_launch_on_nodes(plan, spec), observer)
     flags = _flags_for(plan, engine, flags, spec, observer)
     time = run_time(plan, spec.target or ())
@@ -357,17 +353,70 @@ def _submit_job(
     try:
         for check in rendered.checks:
             run_client(check)
-        job_id = ENGINES[engine].job_id_of(run_client(rendered.command, limit_s=rendered.limit_s))
     except UserError:
-        shutil.rmtree(folder.path)  # nothing of it has run
+        shutil.rmtree(folder.path)  # nothing was submitted
         raise
-    submitted = submitted_to_json(engine=engine.value, job_id=job_id, namespace=flags.namespace)
-    write_file(folder.path / SUBMITTED_FILE, submitted)
-    observer.say(f"submitted as {engine.value} job {job_id}; run folder {folder.path}")
+    # Recorded before the client runs: whatever ends zerofit now, `zerofit runs` finds the job by its name.
+    job = SubmittedJob(
+        engine=engine,
+        job_id=None,
+        namespace=flags.namespace,
+        name=rendered.job_name,
+        submitted_at=now(),
+    )
+    write_submitted(folder.path, job)
+    job = replace(job, job_id=_handed_over(job, folder, rendered))
+    observer.say(f"submitted as {engine.value} job {job.job_id}; run folder {folder.path}")
+    write_submitted(folder.path, job)
     observer.say(f"follow it: zerofit runs logs -f {typed_name(folder.path)}")
-    return replace(run, job_id=job_id, is_written=True)
+    return replace(run, job_id=job.job_id, is_written=True)
 
 
+def _handed_over(job: SubmittedJob, folder: RunFolder, rendered: Rendered) -> str:
+    """Return the id of a job that a scheduler's client submits; it is looked up if the client can't tell.
+
+    Raises:
+        UserError: it was refused, and its folder is removed; or it is unknown whether it is queued.
+    """
+    refusal: ClientError | None = None
+    printed = ""
+    try:
+        printed = run_client(rendered.command, limit_s=rendered.limit_s)
+        job_id: str | None = ENGINES[job.engine].job_id_of(printed)
+        if job_id is not None:
+            return job_id
+    except ClientError as error:
+        refusal = error
+    try:
+        found = looked_up(job, folder.path, limit_s=LOOK_LIMIT_S).job_id
+    except UserError:
+        found = None
+    if found is not None:
+        return found
+    if refusal is not None and not refusal.may_have_arrived:
+        shutil.rmtree(folder.path)  # nothing of it has run
+        raise refusal
+    raise _unknown_submission(job, folder, rendered.command, refusal, printed)
+
+
+def _unknown_submission(
+    job: SubmittedJob, folder: RunFolder, command: tuple[str, ...], refusal: ClientError | None, printed: str
+) -> UserError:
+    name = typed_name(folder.path)
+    said = repr(printed.strip()[:_LONGEST_QUOTE]) if printed.strip() else "nothing"
+    return UserError(
+        "submission-unknown",
+        f"{command[0]} did not tell the id of the job, which may be queued",
+        found=refusal.found if refusal else f"`{shlex.join(command)}`: exit code 0, printed {said}",
+        why=f"no job of the name {job.name} was found yet; the run folder is kept: {folder.path}",
+        fix=f"`zerofit runs status {name}` looks for the job again by its name; submit again once it tells "
+        "that there is none",
+        exit_code=1,
+    )
+
+
+_LONGEST_QUOTE = 200
+"""Characters of a client's output in an error."""
 _SCHEDULERS_OF = {
     "partition": ("slurm",),
     "account": ("slurm",),
@@ -453,88 +502,3 @@ def _check_no_secrets(target: tuple[str, ...]) -> None:
             why="arguments of a submitted run are written into its job and shown by the scheduler",
             fix=f"make the script read it from a variable, and pass that: --env {names[0]}",
         )
-
-
-_UNREACHABLE_MESSAGES = (
-    "connection refused",
-    "did you specify the right host or port",
-    "unable to connect to the server",
-    "no such host",
-    "i/o timeout",
-    "no configuration has been provided",
-    "current-context is not set",
-    "unable to contact slurm controller",
-    "could not establish a configuration source",
-    "max retries exceeded with url",
-    "could not connect to skypilot api server",
-)
-"""Messages of clients that can't reach their scheduler, in lower case.
-
-Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go;
-Go's net package; slurm/src/common/slurm_errno.c and read_config.c; urllib3/exceptions.py, MaxRetryError;
-skypilot/sky/exceptions.py, ApiServerConnectionError.
-"""
-_REACHABILITY_CHECKS = {
-    "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` tells if one responds",
-    "sky": "`sky status` tells if its server responds",
-}
-"""How to check that a client's scheduler responds; the default is Slurm's."""
-
-
-def _unreachable(command: tuple[str, ...], said: str) -> UserError:
-    return UserError(
-        "scheduler-unreachable",
-        f"{command[0]} can't reach its scheduler",
-        found=f"`{shlex.join(command)}`: {said}",
-        why="the client is not configured for a cluster, or the cluster does not respond",
-        fix=_REACHABILITY_CHECKS.get(
-            command[0],
-            "`scontrol ping` tells if Slurm responds; submit where it does, such as on a login node",
-        ),
-        exit_code=1,
-    )
-
-
-def check_client(name: str) -> None:
-    """Check that a scheduler's client is installed.
-
-    Raises:
-        UserError: it is not.
-    """
-    if shutil.which(name) is None:
-        raise UserError(
-            "client-missing",
-            f"{name} is not installed here",
-            found=f"no {name} on PATH",
-            why="a run is submitted and followed through the scheduler's client",
-            fix=f"run this where {name} is installed, or use --dry-run to see what would be submitted",
-        )
-
-
-def run_client(command: tuple[str, ...], *, limit_s: float = CLIENT_LIMIT_S) -> str:
-    """Return the output of a scheduler's client.
-
-    Raises:
-        UserError: it is not installed, or fails or does not respond.
-    """
-    check_client(command[0])
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise _unreachable(command, f"no answer in {limit_s:.0f} s") from None
-    if done.returncode == 0:
-        return done.stdout
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    said = lines[-1] if lines else f"exit code {done.returncode}"
-    if any(word in line.lower() for line in lines for word in _UNREACHABLE_MESSAGES):
-        raise _unreachable(command, said)
-    raise UserError(
-        "scheduler-refused",
-        f"{command[0]} refused the request",
-        found=f"`{shlex.join(command)}`: {said}",
-        why="this is the scheduler's own message",
-        fix="change the settings that it names; `--dry-run` shows all of the job's requests",
-        exit_code=1,
-    )

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError
 from zerofit.core.json_text import parse_json
 from zerofit.data.tokenizer_files import broken_tokenizer, tokenizer_folder
@@ -60,6 +61,10 @@ def find_tokenizer(text: str | None, *, model: Path, model_text: str) -> Path:
     )
 
 
+_LARGEST_TEMPLATE = 16 * 1024 * 1024
+"""Bytes of a chat template; long ones have 50,000. ASSUMPTION."""
+
+
 def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_code: bool) -> Any:
     """Return transformers' tokenizer.
 
@@ -76,7 +81,7 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
         raise broken_tokenizer(folder, error) from None
     if chat_template is not None:
         try:
-            tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+            tokenizer.chat_template = read_bounded_text(chat_template, most_bytes=_LARGEST_TEMPLATE)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 "chat-template-unreadable",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.bounded_read import read_bounded
+from zerofit.core.bounds import bounded_memory, bounded_time
 from zerofit.core.errors import UserError, first_line, nearest
 from zerofit.generation.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from zerofit.generation.prompts import Tokens
 
@@ -25,6 +28,14 @@ _OF_TEMPLATES = ("tools", "documents", "chat_template_kwargs")
 _BOM = "\ufeff"
 _MOST_NAMED = 5
 """Maximum number of findings in an error. ASSUMPTION: more would bury the fix."""
+TEMPLATE_LIMIT_S = 30.0
+"""Time that a chat template may take for one chat. ASSUMPTION: those of long chats take milliseconds."""
+_TEMPLATE_BYTES = 4 << 30
+"""Memory that it may take. ASSUMPTION: a chat of a million tokens is a text of 4 MB."""
+_LARGEST_PROMPTS = 16 << 30
+"""Bytes of a file of prompts. ASSUMPTION."""
+_PIPE_LIMIT_S = 24 * 3600.0
+"""How long a command that writes the prompts may be silent. ASSUMPTION."""
 _TEXT, _JSONL = ".txt", (".jsonl", ".ndjson", ".json", "")
 """Extensions; standard input and /dev/fd/63 from a shell have none."""
 
@@ -96,7 +107,8 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
         if as_chat and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         try:
-            found += read_prompts([prompt], tokenizer)
+            with _bounded_template(tokenizer):
+                found += read_prompts([prompt], tokenizer)
         except UserError as error:
             error.found = error.found.replace("prompt 0", f"prompt {len(found)}")
             raise
@@ -112,6 +124,25 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
     return tuple(found)
 
 
+@contextlib.contextmanager
+def _bounded_template(tokenizer: Any) -> Iterator[None]:
+    """Let a chat template, which is a program from anywhere, take bounded time and memory."""
+    original = getattr(tokenizer, "apply_chat_template", None)
+    if original is None:
+        yield
+        return
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        with bounded_time(TEMPLATE_LIMIT_S), bounded_memory(_TEMPLATE_BYTES):
+            return original(*args, **kwargs)
+
+    tokenizer.apply_chat_template = apply
+    try:
+        yield
+    finally:
+        del tokenizer.apply_chat_template
+
+
 def _content(name: str) -> bytes:
     if name == STDIN:
         if sys.stdin is None:  # closed by the shell: <&-
@@ -122,7 +153,7 @@ def _content(name: str) -> bytes:
         return sys.stdin.buffer.read()
     path = Path(name)
     try:
-        return path.read_bytes()
+        return read_bounded(path, most_bytes=_LARGEST_PROMPTS, limit_s=_PIPE_LIMIT_S)
     except OSError as error:
         others = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         near = nearest(path.name, others) if isinstance(error, FileNotFoundError) else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError, first_line
 from zerofit.core.json_text import parse_json
 from zerofit.core.upstream.transformers import NOTES_OF_GENERATION_CONFIG
@@ -115,9 +116,13 @@ def whole_settings(
     )
 
 
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of a file with settings. ASSUMPTION."""
+
+
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        document = parse_json(file.read_text(encoding="utf-8-sig"))
+        document = parse_json(read_bounded_text(file, most_bytes=_LARGEST, encoding="utf-8-sig"))
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:

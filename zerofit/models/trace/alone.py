@@ -10,12 +10,12 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
+from zerofit.core.module_path import OWN_PROGRAM
 from zerofit.models.trace.cache import read_trace
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def trace_alone(source: ModelSource, request: TraceRequest) -> Trace:
         file = Path(folder) / "asked.trace"
         for _ in range(_ATTEMPTS):
             ended = subprocess.run(
-                [sys.executable, "-m", _PROGRAM, str(file)],
+                [*OWN_PROGRAM, _PROGRAM, str(file)],
                 input=asked,
                 capture_output=True,
                 env={**os.environ, "PYTHONPATH": paths},

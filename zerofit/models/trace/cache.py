@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import AllocationLog, Trace
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded
 from zerofit.core.cache_folder import cache_folder
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ def _version(package: str) -> str | None:
         return None
 
 
+_MOST_UNPACKED = 4 << 30
+"""Of a trace; the longest known has 200 MB. ASSUMPTION."""
+
+
 @cache
 def _adapter() -> Any:
     from pydantic import TypeAdapter
@@ -101,7 +106,11 @@ def _adapter() -> Any:
 def read_trace(path: Path, request: TraceRequest) -> Trace | None:
     """Return the trace in a file, or None if there is none or it can't be read."""
     try:
-        logs, notes = _adapter().validate_json(zlib.decompress(path.read_bytes()))
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(read_bounded(path, most_bytes=_MOST_BYTES), _MOST_UNPACKED)
+        if not unpacker.eof:
+            return None
+        logs, notes = _adapter().validate_json(text)
         return Trace(request=request, logs=logs, notes=notes)
     except (OSError, zlib.error, ValueError):  # includes pydantic's errors
         return None

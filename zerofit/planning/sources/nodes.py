@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.command import RANK_FOR_EACH_GPU
 from zerofit.core.errors import UserError
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """A host's name or address, without characters special to a shell or ssh."""
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})")
+
+_LARGEST_HOSTFILE = 16 * 1024 * 1024
+"""Bytes; a node takes 50. ASSUMPTION."""
 
 
 def is_host(text: str) -> bool:
@@ -126,7 +130,7 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
 
 def _read_hostfile(path: Path) -> dict[str, int]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded_text(path, most_bytes=_LARGEST_HOSTFILE)
     except (OSError, UnicodeDecodeError) as error:
         why = "a hostfile is text with one line `HOST slots=N` per node"
         raise _bad_hostfile(path, getattr(error, "strerror", None) or "no text", why) from None

@@ -7,9 +7,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.core.overrides import FLAGS, OTHER_FLAGS, Overrides, flag_of
-from zerofit.core.plan import Plan, plan_from_json
+from zerofit.core.plan import LARGEST_PLAN, Plan, plan_from_json
 from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Engine,
@@ -259,7 +260,7 @@ def plan_from_file(path: Path) -> Plan:
         UserError: the file can't be read, or contains no plan.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded_text(path, most_bytes=LARGEST_PLAN)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             "plan-file-missing",

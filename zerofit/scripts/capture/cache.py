@@ -12,13 +12,15 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.capture import capture_from_json, capture_to_json
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.secrets import masked
+from zerofit.core.validation import parse_known
 from zerofit.scripts.capture.journal import MAX_FILES_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 from zerofit.scripts.target import script_path
@@ -89,6 +91,22 @@ class InputStamps:
     """Start time, as time.time_ns()."""
 
 
+_MOST_BYTES = 256 * 1024 * 1024
+"""Of a file of the cache; a long capture has some MB. ASSUMPTION."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A file of the cache."""
+
+    stamps: dict[str, Any]
+    """Of each input, by path."""
+    environment: Any
+    capture: str
+    """As JSON."""
+    key: str
+
+
 def load(
     cache_folder: Path, run: ScriptRun, own_folders: tuple[Path, ...] = ()
 ) -> tuple[Capture, str] | None:
@@ -101,18 +119,18 @@ def load(
         None if there is none, or an input has changed.
     """
     try:
-        document = json.loads(_file(cache_folder, run).read_text(encoding="utf-8"))
-        stamps = document["stamps"]
+        kept = parse_known(_Kept, read_bounded_text(_file(cache_folder, run), most_bytes=_MOST_BYTES))
+        stamps = kept.stamps
         for path, stamp in stamps.items():
             is_made = any(Path(path).is_relative_to(folder) for folder in own_folders)
             if not is_made and _stamp(Path(path)) != stamp:
                 return None
-        if document["environment"] != _environment_stamp(run.environment, stamps):
+        if kept.environment != _environment_stamp(run.environment, stamps):
             return None
-        capture = capture_from_json(document["capture"], name="cache")
+        capture = capture_from_json(kept.capture, name="cache")
         shown = gpu_words(run.gpus or (STAND_IN_GPU,))
-        return None if capture.told_gpus not in ("", shown) else (capture, document["key"])
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None if capture.told_gpus not in ("", shown) else (capture, kept.key)
+    except (OSError, ValueError, TypeError, UserError):
         return None
 
 

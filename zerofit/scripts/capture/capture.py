@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
+from zerofit.core.module_path import OWN_PROGRAM
 from zerofit.core.observer import SILENT, Observer
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.machine.this_node import free_host_bytes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import Trace, TraceRequest
     from zerofit.core.facts import GpuSpec
 
-_COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
+_COMMAND = (*OWN_PROGRAM, "zerofit.scripts.capture.child")
 _MAX_ALLOWED = 4
 """How often a script is started again with another path that it may write. ASSUMPTION: few libraries write
 by themselves, each in one folder."""

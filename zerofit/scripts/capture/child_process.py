@@ -12,9 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.capture import Capture, capture_from_json
 from zerofit.core.errors import UserError
 from zerofit.core.units import GIB
+from zerofit.core.validation import parse_known, short_reason
 from zerofit.machine.cgroup import count_oom_kills
 from zerofit.machine.port import free_port
 from zerofit.machine.this_node import free_host_bytes
@@ -49,6 +51,8 @@ _NUM_BATCHES = 8
 """Number of batches whose shapes are recorded. ASSUMPTION: enough to see whether they differ."""
 _TAIL_BYTES = 64 << 10
 """Part of the output that is read, at its end."""
+_MOST_BYTES = 256 * 1024 * 1024
+"""Of a result; a long capture has some MB. ASSUMPTION."""
 
 
 class Child:
@@ -196,11 +200,12 @@ class Child:
             file = self._folder / name
             if not file.exists():
                 continue
-            text = file.read_text(encoding="utf-8")
-            if name == CAPTURE:
-                return capture_from_json(text, name=name)
-            fields = json.loads(text)
-            return Failure(**{**fields, "kind": FailureKind(fields["kind"])})
+            try:
+                text = read_bounded_text(file, most_bytes=_MOST_BYTES)
+                return capture_from_json(text, name=name) if name == CAPTURE else parse_known(Failure, text)
+            except (OSError, ValueError, UserError) as error:
+                why = error.found if isinstance(error, UserError) else short_reason(error)
+                return Failure(kind=FailureKind.EXITED, message=f"its {name} can't be read: {why}")
         if code is None:
             return None
         if code >= 0:

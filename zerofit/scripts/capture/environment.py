@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from zerofit.core.module_path import safe_path_variables
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -94,6 +96,7 @@ def script_environment(
     offline = {"HF_HUB_OFFLINE": "1"} if is_offline else {}
     return {
         **kept,
+        **safe_path_variables(environment),
         **offline,
         **quiet_variables(folder, temporary=temporary),
         **dict.fromkeys(_GPUS, ""),

@@ -6,6 +6,8 @@ survives the process, however that ends.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -13,7 +15,8 @@ import stat
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+
+from zerofit.core.bounded_read import open_regular
 
 SPEC = "spec.json"
 """The request to the captured process."""
@@ -65,6 +68,16 @@ class Stamp:
     ctime_ns: int = 0
     """When anything of it last changed; never put back."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: one is none.
+        """
+        numbers = (self.size, self.mtime_ns, self.inode, self.mode, self.user, self.group, self.ctime_ns)
+        if not all(type(number) is int and abs(number) < 2**64 for number in numbers):
+            raise ValueError(f"{numbers} is no stamp")
+
 
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return the stamp of a file; a folder's size and time tell of its contents, and are left out."""
@@ -92,6 +105,19 @@ class JournalEntry:
     stamp: Stamp = field(default_factory=Stamp)
     """The file's before; that of what was not there is all zeros."""
 
+    def __post_init__(self) -> None:
+        """Check the paths.
+
+        Raises:
+            ValueError: one can't be in a journal.
+        """
+        if not isinstance(self.path, str) or not isinstance(self.copy, str):
+            raise ValueError("path and copy must be texts")
+        if not os.path.isabs(self.path) or "\0" in self.path:
+            raise ValueError(f"path: {self.path!r} is not absolute")
+        if os.path.basename(self.copy) != self.copy or "\0" in self.copy:
+            raise ValueError(f"copy: {self.copy!r} is no name")
+
 
 def reset(folder: Path) -> None:
     """Clear the journal after it was undone."""
@@ -117,13 +143,27 @@ def append_read(folder: Path, path: str, stamp: Stamp) -> None:
 
 
 def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[JournalEntry], int]:
-    """Return the entries of a journal from an offset on, and the offset of the next ones."""
+    """Return the entries of a journal from an offset on, and the offset of the next ones.
+
+    Damaged lines are left out; `is_damaged` tells if there are some.
+    """
     lines, offset = _lines(folder / _JOURNAL, offset)
-    entries = [
-        JournalEntry(**{**line, "change": Change(line["change"]), "stamp": Stamp(**line["stamp"])})
-        for line in lines
-    ]
-    return entries, offset
+    entries = (_entry_in(line) for line in lines)
+    return [entry for entry in entries if entry is not None], offset
+
+
+def is_damaged(folder: Path) -> bool:
+    """Return True if a journal has lines that can't be read, so that it is unknown what they were about."""
+    return any(_entry_in(line) is None for line in _lines(folder / _JOURNAL, 0)[0])
+
+
+def _entry_in(line: str) -> JournalEntry | None:
+    try:  # json takes names that are not UTF-8, which pydantic refuses
+        fields = json.loads(line)
+        stamp = Stamp(**fields["stamp"])
+        return JournalEntry(**{**fields, "change": Change(fields["change"]), "stamp": stamp})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def is_of_hub(path: str) -> bool:
@@ -138,8 +178,10 @@ def read_paths(folder: Path) -> dict[str, Stamp]:
     """Return the files that the script read, and the stamp of each when it was first read."""
     lines, _ = _lines(folder / _READ, 0)
     found: dict[str, Stamp] = {}
-    for path, stamp in lines:
-        found.setdefault(path, Stamp(**stamp))
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            path, stamp = json.loads(line)
+            found.setdefault(os.fspath(path), Stamp(**stamp))
     return found
 
 
@@ -147,17 +189,21 @@ def _append(file: Path, value: object) -> None:
     """Append one line atomically. The file is reopened each time: a script may close foreign descriptors."""
     number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(number, (json.dumps(value) + "\n").encode())
+        line = (json.dumps(value) + "\n").encode()
+        written = os.write(number, line)
+        if written < len(line):  # the disk is full: a part of a line would spoil the next one
+            os.ftruncate(number, os.fstat(number).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
     finally:
         os.close(number)
 
 
-def _lines(file: Path, offset: int) -> tuple[list[Any], int]:
+def _lines(file: Path, offset: int) -> tuple[list[str], int]:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(offset)
             text = stream.read()
     except FileNotFoundError:
         return [], offset
     whole = text[: text.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+    return whole.decode(errors="replace").splitlines(), offset + len(whole)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.scripts.capture.journal import last_written_ns, reset
+from zerofit.scripts.capture.journal import is_damaged, last_written_ns, reset
 from zerofit.scripts.capture.process import kill_marked
 from zerofit.scripts.capture.restore_files import undo, unseen_changes
 
@@ -123,9 +123,10 @@ def clear_leftovers(cache_folder: Path) -> dict[Path, tuple[str, ...]]:
         if owner is not None:
             with owner:
                 kill_marked(str(folder))
+                damaged = is_damaged(folder)
                 undone = _undo(folder, last_written_ns(folder))
-                told[folder] = _leftover_words(folder, undone)
-                if not undone.newer:
+                told[folder] = (*_leftover_words(folder, undone), *(_damage_words(folder) if damaged else ()))
+                if not (undone.newer or damaged):
                     _remove(folder)
     return told
 
@@ -144,6 +145,8 @@ def _lock_if_orphaned(folder: Path) -> IO[str] | None:
     Both the lock and the machine are checked: some shared file systems keep locks per machine, and several
     machines may have the same name.
     """
+    if not (folder / _OWNER).is_file():
+        return None
     try:
         file = (folder / _OWNER).open("r+", encoding="utf-8")
     except OSError:  # it is being created, or cleared
@@ -153,7 +156,7 @@ def _lock_if_orphaned(folder: Path) -> IO[str] | None:
         owner, here = json.load(file), _machine()
         if owner["boot"] == here["boot"] or owner["host"] == here["host"]:
             return file
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     file.close()
     return None
@@ -207,12 +210,19 @@ def _leftover_words(folder: Path, undone: UndoResult) -> tuple[str, ...]:
     return (*made, *newer)
 
 
+def _damage_words(folder: Path) -> tuple[str, ...]:
+    return (
+        "the record of an interrupted capture is damaged, so that a file which the script changed may not be "
+        f"restored; the copies are in {_kept(folder)}",
+    )
+
+
 def _kept(folder: Path) -> Path:
     return folder.parent.parent / _KEPT / folder.name if folder.parent.name == _FOLDERS else folder
 
 
 def _remove(folder: Path) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         temporary = Path((folder / _TEMPORARY).read_text(encoding="utf-8"))
         if temporary.name.startswith(_PREFIX) and temporary.parent == Path(tempfile.gettempdir()):
             shutil.rmtree(temporary, ignore_errors=True)

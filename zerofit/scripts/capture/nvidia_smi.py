@@ -20,7 +20,7 @@ def install(folder: Path) -> Path:
     place = folder / "bin"
     place.mkdir(exist_ok=True)
     program = place / "nvidia-smi"
-    command = f'exec "{sys.executable}" -S "{__file__}" "{folder}" "$@"'
+    command = f'exec "{sys.executable}" -P -S "{__file__}" "{folder}" "$@"'
     program.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
     program.chmod(0o755)
     return place

@@ -256,7 +256,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
             return original(self, input_dir, *args, **kwargs)  # raises an error
         _check_expected(self, checkpoint.path, settings)
         found = original(self, str(checkpoint.path), *args, **kwargs)
-        _take_step_of_other_ranks(self, checkpoint.path, changes)
+        _take_step_of_other_ranks(self, checkpoint.path, settings, changes)
         observe.resume(_saved_step(self, checkpoint.manifest))
         return found
 
@@ -311,13 +311,15 @@ def _check_state_dict(folder: Path, settings: AppliedSettings) -> None:
         )
 
 
-def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
+def _take_step_of_other_ranks(
+    accelerator: Any, folder: Path, settings: AppliedSettings, changes: Changes
+) -> None:
     """Load the count of micro-batches, saved with the random states, on a rank without a file of them."""
     import torch
 
     if (folder / f"random_states_{accelerator.process_index}.pkl").exists():
         return
-    saved = torch.load(folder / "random_states_0.pkl", weights_only=False)
+    saved = torch.load(folder / "random_states_0.pkl", weights_only=not settings.plan.trusts_checkpoint)
     accelerator.step = saved.get("step", accelerator.step)
     changes.add(f"ranks without random states in {folder.name} keep their own")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.checkpoints import SavedLayout, incomplete_checkpoint, inspect_checkpoint, read_shards
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.checkpoint_pickles import UNTRUSTED, untrusted_checkpoint
 from zerofit.core.upstream.deepspeed import base_optimizer, reading_universal
 from zerofit.training.saving.checkpoints import gather, layout_of, rank_of_process
 
@@ -153,6 +154,8 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
     if rank_of_process() == 0:
         try:
             _convert(folder, tag, copy, keeps=keeps)
+        except UserError as error:
+            problem = f"{error.rule}: {error.found}"
         except Exception as error:  # the converter may raise anything
             problem = f"{type(error).__name__}: {error}"
         done.with_suffix(".partial").write_text(problem, encoding="utf-8")
@@ -160,6 +163,8 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
     while not done.exists():
         time.sleep(_POLL_S)
     problem = done.read_text(encoding="utf-8")
+    if problem.startswith(f"{UNTRUSTED}: "):
+        raise untrusted_checkpoint(problem.partition(": ")[2])
     if problem:
         raise _refused(folder, problem, "DeepSpeed's ds_to_universal failed")
 

@@ -1,0 +1,165 @@
+"""Each file of a run folder, damaged in each way: every command answers, and names the other runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from damaged_files import DAMAGES, damage, mend
+from small_runs import PLAN
+from zerofit_in_process import run_in_process
+
+from zerofit.core.plan import plan_to_json
+from zerofit.core.rank_observation import LiveFile, Phase
+
+_DAMAGED, _OTHER = "2026-01-02_00-00-00-train", "2026-01-01_00-00-00-train"
+_COMMANDS = (
+    ("runs", "list"),
+    ("runs", "list", "--json"),
+    ("runs", "status", _DAMAGED),
+    ("runs", "status", "--json", _DAMAGED),
+    ("runs", "status", _OTHER),
+    ("runs", "logs", _DAMAGED),
+    ("runs", "prune", "--dry-run", "--keep-last", "0"),
+    ("runs", "cancel", _DAMAGED),
+    ("explain", f"zerofit-runs/{_DAMAGED}"),
+)
+_FILES = (
+    "run.json",
+    "launcher.json",
+    "plan.json",
+    "job.json",
+    "submitted.json",
+    "command.sh",
+    "checkpoints.jsonl",
+    "ranks/rank0.json",
+    "ranks/rank0.live",
+    "logs/rank0.log",
+)
+_LIMIT_S = 20.0
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of a run that has failed."""
+    (folder / "logs").mkdir(parents=True)
+    (folder / "plan.json").write_text(plan_to_json(PLAN))
+    (folder / "command.sh").write_text("#!/bin/sh\naccelerate launch train.py\n")
+    (folder / "checkpoints.jsonl").write_text('"/nowhere/checkpoint-1"\n')
+    (folder / "logs" / "rank0.log").write_text("step 1 loss 2.0\nKeyError: 'labels'\n")
+    times = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T01:00:00+00:00"}
+    run = {**times, "exit_code": 1, "cause": "rank 0 exited with 1: KeyError", "kind": "error", "rank": 0}
+    (folder / "run.json").write_text(json.dumps(run))
+    process = psutil.Process()
+    launcher = {"host": os.uname().nodename, "pid": process.pid, "started_at": process.create_time() - 1000}
+    (folder / "launcher.json").write_text(json.dumps({**launcher, "noted_at": 1_790_000_000.5}))
+    live = LiveFile(folder / "ranks", 0)
+    now = time.time()
+    live.write(Phase.FORWARD, (os.getpid(), 3, 10, 61, 500, 0, 0, 1), (now, 0.0, now - 4))
+    (folder / "ranks" / "rank0.json").write_text(json.dumps({"rank": 0, "exit_code": 1, "changes": []}))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a place with two runs of this machine."""
+    for name in (_OTHER, _DAMAGED):
+        _make(tmp_path / "zerofit-runs" / name)
+    return tmp_path
+
+
+def _check_all(place: Path, what: str) -> None:
+    """Check that each command ends with an answer."""
+    for words in _COMMANDS:
+        began = time.monotonic()
+        with open(os.devnull, "wb") as nothing:  # a log is printed as it is, text or not
+            stdout = nothing.fileno() if words[1] == "logs" else None
+            done = run_in_process(words, cwd=place, environment={"PATH": "/nowhere"}, stdout=stdout)
+        said = f"{what}: {words}: {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
+        assert done.returncode in (0, 1, 2), said
+        assert "Traceback" not in done.stderr + done.stdout, said
+        assert time.monotonic() - began < _LIMIT_S, said
+        if words[:2] == ("runs", "list"):
+            assert done.returncode == 0, said
+            assert _OTHER in done.stdout, said
+        if "--json" in words and done.returncode == 0:
+            json.loads(done.stdout)
+        if words == ("runs", "status", _OTHER):
+            assert "exit code 1: rank 0 exited with 1: KeyError" in done.stdout, said
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_damaged_file_disables_no_command(place: Path, name: str) -> None:
+    file = place / "zerofit-runs" / _DAMAGED / name
+    if name == "submitted.json":
+        job = {"engine": "slurm", "job_id": "7", "namespace": None}
+        file.write_text(json.dumps(job))
+    if name == "job.json":
+        file.write_text(json.dumps({"engine": "slurm", "run": _DAMAGED}))
+    whole = file.read_bytes()
+    for way in DAMAGES:
+        damage(file, way)
+        _check_all(place, f"{name}, {way}")
+        mend(file, whole)
+
+
+_STRANGE_NAMES = (
+    "2026-99-99_99-99-99-x/",
+    "2026-02-30_00-00-00-train/",
+    "0000-00-00_00-00-00-train/",
+    f"{_DAMAGED}/requeue-3",
+    f"{_DAMAGED}/recovery-1/",
+    f"{_DAMAGED}/requeue-{'9' * 200}/",
+    f"{_DAMAGED}/ranks/rankx.live",
+    f"{_DAMAGED}/ranks/rank.live",
+    f"{_DAMAGED}/ranks/rank{'9' * 200}.live",
+    f"{_DAMAGED}/ranks/rank-1.live",
+    f"{_DAMAGED}/launcher-nodex.json",
+    f"{_DAMAGED}/ranks/nccl_trace_rank_\u00b2",
+    f"{_DAMAGED}/logs/rank1.log/",
+)
+
+
+@pytest.mark.parametrize("name", _STRANGE_NAMES)
+def test_a_file_of_a_strange_name_disables_no_command(place: Path, name: str) -> None:
+    file = place / "zerofit-runs" / name.rstrip("/")
+    if name.endswith("/"):
+        file.mkdir(parents=True)
+    else:
+        file.write_text("{}")
+    _check_all(place, name)
+
+
+def test_a_damaged_record_is_listed_as_unreadable_and_kept(place: Path) -> None:
+    folder = place / "zerofit-runs" / _DAMAGED
+    (folder / "run.json").write_text('{"exit_code": "one"}')
+    listed = run_in_process(("runs", "list"), cwd=place).stdout
+    (line,) = (line for line in listed.splitlines() if _DAMAGED in line)
+    assert " unreadable " in line
+    status = run_in_process(("runs", "status", _DAMAGED), cwd=place).stdout
+    assert "end:    unknown: its run.json can't be read" in status
+    pruned = run_in_process(("runs", "prune", "--keep-last", "0"), cwd=place)
+    assert f"kept {_DAMAGED}: its run.json can't be read" in pruned.stderr
+    assert [path.name for path in (place / "zerofit-runs").glob("2*")] == [_DAMAGED]
+
+
+@pytest.fixture
+def big(place: Path) -> Iterator[Path]:
+    """Return a log of 6 GB, which takes no room."""
+    file = place / "zerofit-runs" / _DAMAGED / "logs" / "rank0.log"
+    with file.open("wb") as log:
+        log.truncate(6 << 30)
+    yield file
+    file.unlink()
+
+
+def test_a_log_is_printed_in_parts(big: Path) -> None:
+    before = psutil.Process().memory_info().rss
+    with open(os.devnull, "wb") as nothing:
+        words = ("runs", "logs", "--run-dir", str(big.parents[2]), _DAMAGED)
+        done = run_in_process(words, cwd=big.parent, stdout=nothing.fileno())
+    assert done.returncode == 0
+    assert psutil.Process().memory_info().rss - before < 100 << 20
