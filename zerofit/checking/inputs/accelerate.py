@@ -187,6 +187,22 @@ def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     return replace(said, value=said.value == "DEEPSPEED")
 
 
+def starts_one_process(launch: LaunchLayers) -> bool:
+    """Return True if the file asks for no ranks, and no flag does: accelerate then runs the script itself.
+
+    It does so through mpirun, with all ranks, if a hostfile is named.
+    """
+    command, file = launch.command, launch.file
+    if file is None or file.value("distributed_type") != "NO":
+        return False
+    if launch_value(launch, "mpirun_hostfile") is not None:
+        return False
+    if command is None:
+        return True
+    is_under_mpi = command.runner is not None and "mpi" in command.runner
+    return not is_under_mpi and command.find("use_deepspeed", *OTHER_PARADIGMS) is None
+
+
 _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
 _LOST_FOLDER = "none"
@@ -252,6 +268,8 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
         processes, machines = launch_value(launch, "num_processes"), launch_value(launch, "num_machines")
         num_nodes = whole_number(machines.value) if machines else 1
         world_size = whole_number(processes.value) if processes else None
+        if world_size and starts_one_process(launch):
+            num_nodes, world_size = 1, 1
         on_cpu = command is not None and command.find("cpu", "use_cpu") is not None
         if file is not None and file.value("use_cpu") is True:  # not handed on with DeepSpeed
             use = uses_deepspeed(launch)
