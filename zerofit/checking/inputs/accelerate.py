@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation, TrainerSettings
     from zerofit.configs.document import Document
     from zerofit.core.command import Flag, LaunchCommand
+    from zerofit.scripts.facts import ScriptFacts
 
 DEEPSPEED_SECTION = "deepspeed_config"
 IN_DEEPSPEED_FILE = {
@@ -154,7 +155,7 @@ def ineffective_flags(launch: LaunchLayers, deepspeed: Document | None) -> tuple
 
 
 def _fills_in_precision(deepspeed: Document, flag: Flag) -> bool:
-    said = Said(value=_PRECISIONS.get((flag.value or "").lower()), text=flag.text)
+    said = Said(value=PRECISIONS.get((flag.value or "").lower()), text=flag.text)
     return said.value is Precision.FP32 or precision_of(deepspeed, launch=said, trainer=None) is said
 
 
@@ -209,7 +210,7 @@ _LOST_FOLDER = "none"
 """`accelerate launch` passes no folder on, and the plugin then uses this word as one."""
 PRECISION_SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 """Sections of a DeepSpeed file, in the order in which DeepSpeed prefers them, and their precisions."""
-_PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
+PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
 def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
@@ -302,11 +303,19 @@ def _folder(launch: LaunchLayers, key: str) -> Said[str | None]:
     return replace(said, value=_LOST_FOLDER)
 
 
+def precision_of_script(script: ScriptFacts | None) -> Said[str] | None:
+    """Return the mixed_precision that a script gives its Accelerator(); None if it gives none."""
+    for keyword in script.accelerator_keywords if script is not None else ():
+        if keyword.name == "mixed_precision" and isinstance(keyword.value, str):
+            return replace(keyword.said, value=keyword.value.lower(), text=f"Accelerator({keyword.text})")
+    return None
+
+
 def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
     said = launch_value(launch, "mixed_precision")
     if said is None or said.value is None:
         return Said(value=None, text="no mixed_precision")
-    precision = _PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
+    precision = PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
     return replace(said, value=precision) if precision else None
 
 

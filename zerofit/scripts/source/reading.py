@@ -35,6 +35,8 @@ class ContextEffect(Enum):
     GATHERED = auto()
     NO_GRADIENTS = auto()
     INFERENCE_MODE = auto()
+    GUARDED = auto()
+    """Inside a `try` that catches something."""
     ZERO_INIT = auto()
     ZERO_CONTEXT = auto()
     """Affects ZeRO by code that is not analysed."""
@@ -201,7 +203,7 @@ class Reading:
         )
         self.models.append(tracked)
         first = self.text.snippet(self.one_after_other[-1]) if self.one_after_other else None
-        self.record(Action.MAKE_MODEL, node, tracked, more={"first_rank": first})
+        self.record(Action.MAKE_MODEL, node, tracked, given=tracked.given, more={"first_rank": first})
         return tracked
 
     def certain_keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:

@@ -56,8 +56,9 @@ _OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _device_map(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, *_LIBRARY):
-        if model.is_before_setup:
+    for model in situation.script.models if situation.script else ():
+        # A model that does not train is refused as well.
+        if model.is_before_setup or model.is_in_zero_init or model.source not in _LIBRARY:
             continue
         is_computed = model.device_map is not None and model.device_map.argument is None
         if _device_map_of(model) or is_computed:
