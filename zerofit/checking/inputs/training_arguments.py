@@ -92,6 +92,7 @@ def read_training_arguments(
         return TrainerSettings(
             said={**said, **typed},
             fsdp_config=_config_of_recipe(recipe),
+            axolotl_fsdp=_fsdp_of_axolotl(recipe),
             is_complete=is_complete,
             confidence=Confidence.CERTAIN if is_complete else Confidence.LIKELY,
         )
@@ -189,6 +190,16 @@ def _config_of_recipe(recipe: Document | None) -> dict[str, Said[Any]] | None:
         return None
     found = {str(key): recipe.said("fsdp_config", key) for key in section}
     return {key: said for key, said in found.items() if said is not None}
+
+
+def _fsdp_of_axolotl(recipe: Document | None) -> dict[str, Said[Any]] | None:
+    """Return the keys of fsdp_config in a recipe of Axolotl, by their names without "fsdp_"; None without."""
+    section = recipe.value("fsdp_config") if recipe is not None else None
+    if recipe is None or not isinstance(section, dict) or recipe.at(_AXOLOTL_MARK) is None:
+        return None
+    found = {str(key): recipe.said("fsdp_config", key) for key in section}
+    found.setdefault("version", recipe.said("fsdp_version"))
+    return {key.removeprefix("fsdp_"): said for key, said in found.items() if said is not None}
 
 
 def _computed(name: str, call: ScriptCall) -> Said[Any]:
