@@ -1,4 +1,4 @@
-"""Whether a run quantizes its model by bitsandbytes: by its arguments' names, a recipe or the script's source."""
+"""Whether a run quantizes its model by bitsandbytes: by its arguments, its recipe or its script's source."""
 
 from __future__ import annotations
 
