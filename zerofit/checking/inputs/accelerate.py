@@ -256,7 +256,7 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
     on_cpu, per_node = False, 1
     if command is not None and command.launcher in (Launcher.TORCHRUN, Launcher.DEEPSPEED):
         if command.launcher is Launcher.DEEPSPEED and command.find("hostfile", "include"):
-            return None
+            return _topology_of_include(command)
         nodes = command.find("nnodes", "num_nodes")
         ranks = command.find("nproc_per_node", "num_gpus")
         num_nodes = whole_number(nodes.value) if nodes else 1
@@ -278,6 +278,19 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
     if not world_size or not num_nodes or min(world_size, num_nodes) < 1 or world_size * per_node % num_nodes:
         return None
     return Topology(num_nodes=num_nodes, world_size=world_size * per_node, on_cpu=on_cpu)
+
+
+_INCLUDED = re.compile(r"(?:localhost|127\.0\.0\.1|worker-0):(\d+(?:,\d+)*)")
+"""deepspeed/launcher/runner.py, parse_resource_filter: the GPUs of this machine."""
+
+
+def _topology_of_include(command: LaunchCommand) -> Topology | None:
+    """Return the ranks of `deepspeed --include localhost:0,1`; None for other machines or a hostfile."""
+    flag = command.find("include")
+    match = _INCLUDED.fullmatch(flag.value or "") if flag is not None else None
+    if match is None or command.find("hostfile", "exclude") is not None:
+        return None
+    return Topology(world_size=len(set(match[1].split(","))))
 
 
 def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:

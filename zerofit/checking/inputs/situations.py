@@ -324,6 +324,7 @@ def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
 _OF_TRAINER_ALONE = {
     *("bf16", "fp16", "tf32", "do_train", "save_strategy", "eval_strategy", "evaluation_strategy", "optim"),
     *("logging_steps", "save_total_limit", "ddp_timeout", "dataloader_num_workers", "remove_unused_columns"),
+    *("save_steps", "eval_steps"),
 }
 """TrainingArguments that scripts with a loop of their own rarely have: three beside the output folder and the
 batch size show a Trainer. ASSUMPTION."""

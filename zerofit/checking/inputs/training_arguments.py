@@ -51,6 +51,8 @@ Source: https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/core/b
 """
 _OF_MODEL = ("use_unsloth", "quantization_bit", "load_in_4bit", "load_in_8bit")
 """Keys of recipes that are no TrainingArguments, and that rules on the model need."""
+_OF_GENERATIONS = ("num_generations", "use_vllm", "vllm_mode", "vllm_server_host")
+"""Arguments of TRL's configs that ms-swift has, too."""
 _AXOLOTL_MARK = "base_model"
 """The key that each of its recipes must have."""
 _LLAMA_FACTORY_MARKS = ("finetuning_type", "cutoff_len", "template")
@@ -138,7 +140,8 @@ def _of_program(
     program: OtherProgram, typed: Mapping[str, Said[Any]], fields: Section, former: Collection[str]
 ) -> dict[str, Said[Any]]:
     """Return those of a program's arguments that certainly are TrainingArguments'; the others are its own."""
-    names = {*(key.name for key in fields.keys), *former} - former_names_of(program.package)
+    names = {*(key.name for key in fields.keys), *former, *_OF_GENERATIONS}
+    names -= former_names_of(program.package)
     if program.package == SWIFT:
         names -= set(WORDS_OF_SWIFT)
     if program.package != AXOLOTL:

@@ -77,7 +77,7 @@ _ACCELERATOR_ACTIONS = {
 _GATHERS = {"gather", "gather_for_metrics"}
 _ITERATES = ("iter", "enumerate", "zip", "map")
 _PREPARE = {"prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
-_PREPARED = (ObjectKind.MODEL, ObjectKind.OPTIMIZER, ObjectKind.LOADER)
+_PREPARED = (ObjectKind.MODEL, ObjectKind.OPTIMIZER, ObjectKind.LOADER, ObjectKind.SCHEDULER)
 _ADAPTS = {"peft.get_peft_model", "peft.mapping.get_peft_model"}
 _SAME_WEIGHTS = {
     "torch.compile",

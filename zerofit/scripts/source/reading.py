@@ -254,9 +254,10 @@ class Reading:
             return
         if isinstance(value, TrackedObject) and value.kind is ObjectKind.CONFIG:
             text = f"{name}=..."
-            if value.file is not None and value.file.literal is not None:
+            content = value.file.literal or value.file.name if value.file is not None else None
+            if content is not None:
                 place = self.text.snippet(node).place
-                yield Keyword(name=name, value=value.file.literal, text=text, place=place)
+                yield Keyword(name=name, value=content, text=text, place=place)
             return
         is_known, plain = plain_of(value)
         if is_known:

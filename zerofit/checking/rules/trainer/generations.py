@@ -50,13 +50,13 @@ _FORMER = {"rloo_k", "num_sample_generations", "**"}
 def _breaks_groups(situation: Situation) -> Iterator[Hit]:
     script, ranks = situation.script, _world_size(situation)
     found = _settings(situation, script) if script is not None and ranks is not None else None
+    alone = found[1]["num_generations"] if found is not None else _of_line(situation)
+    if alone is not None and alone.value in (1, "1"):
+        why = "an advantage compares the generations of a prompt, so TRL refuses one alone"
+        yield hit_of(alone, why=why, fix="set num_generations to 2 or more")
     if found is None or ranks is None:
         return
     call, settings = found
-    alone = settings["num_generations"]
-    if alone is not None and alone.value == 1:
-        why = "an advantage compares the generations of a prompt, so TRL refuses one alone"
-        yield hit_of(alone, why=why, fix="set num_generations to 2 or more")
     for size, texts, group in (_training(settings, ranks), _evaluation(settings, ranks)):
         if size is None or group is None or not isinstance(group.value, int) or group.value < 1:
             continue
@@ -67,6 +67,12 @@ def _breaks_groups(situation: Situation) -> Iterator[Hit]:
             place = group.place or call.seen.place
             text = f"{group.text} with {factors} on {on}: {size} is no multiple of {group.value}"
             yield replace(hit(call.seen, confidence=confidence), found=text, place=place)
+
+
+def _of_line(situation: Situation) -> Said[Any] | None:
+    """Return num_generations of a recipe, or of a program whose config is not seen."""
+    said = situation.arguments.find("num_generations") if situation.script is None else None
+    return None if said is None else replace(said, confidence=Confidence.LIKELY)
 
 
 def _world_size(situation: Situation) -> int | None:
