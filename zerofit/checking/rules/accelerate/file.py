@@ -301,7 +301,7 @@ def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> I
     "of one rank",
     fix="write distributed_type: MULTI_GPU, or another type with ranks, or num_processes: 1",
     see=f"{ACCELERATE}/commands/launch.py",
-    evidence=ignored(("ranks", 1)),
+    evidence=ignored(not_reproduced="the harness sets the number of ranks itself"),
 )
 @_in_file
 def _one_process(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
