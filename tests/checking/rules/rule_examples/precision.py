@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from rule_examples.example import (
+    LANGUAGE,
     LAUNCH,
     NAMING_LAUNCH,
     ON_CPU,
-    SMALL,
     TWO_RANKS,
     ZERO2_LAUNCH,
     Example,
@@ -75,9 +75,9 @@ EXAMPLES = {
     "mixed-precision-set-by-script": Examples(
         bad=Example(
             accelerate={**ZERO2_LAUNCH, "mixed_precision": "bf16"},
-            script=changed(SMALL, "Accelerator()", 'Accelerator(mixed_precision="no")'),
+            script=changed(LANGUAGE, "Accelerator()", 'Accelerator(mixed_precision="no")'),
         ),
-        good=Example(accelerate={**ZERO2_LAUNCH, "mixed_precision": "bf16"}, script=SMALL),
+        good=Example(accelerate={**ZERO2_LAUNCH, "mixed_precision": "bf16"}, script=LANGUAGE),
     ),
     "quantization-needs-lora": Examples(
         bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=TWO_RANKS),

@@ -228,10 +228,10 @@ def _blocks_twice(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     id="fsdp2-shards-no-8-bit-weights",
     severity=Severity.ERROR,
     summary="FSDP 2 does not shard 8-bit weights",
-    why="it replaces each parameter, and bitsandbytes' Int8Params lose what they multiply with",
+    why="it replaces each parameter, and bitsandbytes' Int8Params can't become sharded ones",
     fix="load the model in 4 bits with bnb_4bit_quant_storage=torch.bfloat16, or leave FSDP out",
     see="https://huggingface.co/docs/bitsandbytes/fsdp_qlora",
-    evidence=fails("'Parameter' object has no attribute 'CB'"),
+    evidence=fails("Creating a Parameter from an instance of type Int8Params"),
 )
 @under_fsdp(version=2)
 def _eight_bits(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:

@@ -7,6 +7,8 @@ from rule_examples.example import LANGUAGE, LOADED, Example, Examples, at_zero, 
 _IN_BITS = changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", load_in_4bit=True)')
 _RANKS = "torchrun --nproc_per_node 2"
 _ON_CPU = changed(LANGUAGE, "Accelerator()", "Accelerator(cpu=True)")
+_ON_CPU = changed(_ON_CPU, "model(**batch).loss", "model(**batch).loss / 100")
+"""With gradients that the harness's reference does not clip."""
 _TRAINS = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
 _UNWRAPS = changed(_ON_CPU, _TRAINS, f"{_TRAINS}rate = accelerator.unwrap_model(model).config.vocab_size\n")
 
