@@ -217,7 +217,9 @@ class _Reading:
         """Read the files that another program's arguments name."""
         self._read_recipes(program.arguments, others=True)
         read = [file.name for file in self.files.values()]
-        is_read = bool(read) or (program.is_trainer and any(map(_is_flag, program.arguments)))
+        is_read = bool(read) or (
+            program.is_trainer and any(word.startswith("--") for word in program.arguments)
+        )
         if not is_read and not self.missing and not self.errors and self._line is None:
             self.errors.append(_unknown_program(program))
         where = f"{self._line.places[0]}: " if self._line is not None else ""
@@ -259,8 +261,7 @@ class _Reading:
             elif (name := file_of_shell(line.words)) is not None:
                 path = reading._found(name)
                 if os.path.isfile(path) and os.path.realpath(path) not in self.files:
-                    said = line.said(path)
-                    self._read_line_file(path, read_bytes(path), named_by=said, started=line.words)
+                    self._read_line_file(path, read_bytes(path), named_by=line.said(path), started=line.words)
             elif line.unset_command is not None:
                 self.runs.append(self._of_line_alone(line))
         return num_lines
@@ -477,10 +478,6 @@ def _is_argument(word: str, files: Collection[TargetFile]) -> bool:
     """Return True for a word behind a shell script that names no file."""
     is_behind = bool(files) and all(file.kind is FileKind.LINES for file in files)
     return is_behind and not (os.path.exists(word) or os.path.splitext(word)[1] or word.startswith("-"))
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("--")
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:

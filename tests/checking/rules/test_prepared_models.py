@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zerofit.checking.engine import check
 from zerofit.checking.rules import ALL_RULES
-from zerofit.scripts.source.names import WRAPPER_ATTRIBUTES
+from zerofit.scripts.source.wrappers import WRAPPER_ATTRIBUTES
 
 _LOADS = """\
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig, LlamaForCausalLM

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState
-from zerofit.scripts.source import calls, conditions, config_reads, names, parsers, weights
+from zerofit.scripts.source import calls, conditions, config_reads, names, parsers, weights, wrappers
 from zerofit.scripts.source.reading import CallSite, Condition, ContextEffect, wrapped
 from zerofit.scripts.source.shares import is_round_robin, is_share, share_or
 from zerofit.scripts.source.values import (
@@ -43,8 +43,6 @@ _WITHOUT_GRADIENTS = {
 }
 _AFFECTS_ZERO = re.compile(r"zero|deepspeed|ContextManagers", re.IGNORECASE)
 """Such as accelerate's zero3_init_context_manager(), and wrappers of it in diffusers' scripts."""
-_LOOKS_FOR_WRAPPER = re.compile(r"hasattr|isinstance|num_processes|world_size|distributed|multi_?gpu|n_gpu")
-"""Words of conditions by which a script tells a wrapped model from a plain one."""
 _ON_MAIN = {"on_main_process", "on_local_main_process", "on_process", "on_local_process"}
 _EXITS = {"exit", "quit", "sys.exit", "os._exit"}
 _SETS_ACCUMULATION = ("gradient_accumulation_steps", "num_steps", "gradient_state")
@@ -255,13 +253,10 @@ def _effects_of(context: ast.expr, scope: Scope) -> list[ContextEffect]:
 
 
 def _read_try(reading: Reading, node: ast.Try | ast.TryStar) -> bool:
-    num = len(reading.within)
-    reading.within += [ContextEffect.GUARDED] * bool(node.handlers)
-    ends = read_block(reading, node.body)
-    del reading.within[num:]
+    with reading.inside(ContextEffect.GUARDED, if_=bool(node.handlers)):
+        ends = read_block(reading, node.body)
     _read_arms(reading, [handler.body for handler in node.handlers])
-    if not ends:
-        ends = read_block(reading, node.orelse)
+    ends = ends or read_block(reading, node.orelse)
     return read_block(reading, node.finalbody) or (ends and not node.handlers)
 
 
@@ -397,12 +392,7 @@ def _attribute_of_object(reading: Reading, owner: TrackedObject, node: ast.Attri
             return wrapped(owner.of, node, state) if owner.of else unknown
     if owner.kind is ObjectKind.MODEL and node.attr == "module" and owner.state is ModelState.ENGINE:
         return wrapped(owner, node, ModelState.IN_ENGINE)
-    if (
-        owner.kind is ObjectKind.MODEL
-        and owner.state is ModelState.ENGINE
-        and _is_of_model_alone(reading, node)
-    ):
-        reading.record(Action.USE_WRAPPED, node, owner)
+    wrappers.note_attribute(reading, owner, node)
     if owner.kind is ObjectKind.TOKENS and node.attr == "sequences":
         return owner
     method = owner.cls.method(node.attr) if owner.cls else None
@@ -412,14 +402,6 @@ def _attribute_of_object(reading: Reading, owner: TrackedObject, node: ast.Attri
     if owner.kind is ObjectKind.OTHER and node.attr == "accelerator":
         return _foreign_accelerator(reading, node)
     return Method(owner, node.attr)
-
-
-def _is_of_model_alone(reading: Reading, node: ast.Attribute) -> bool:
-    """Return True if a wrapper of the model lacks an attribute, and the script looks for no wrapper."""
-    if node.attr.startswith("_") or node.attr in names.WRAPPER_ATTRIBUTES:
-        return False
-    tests = (ast.unparse(condition.test) for condition in reading.conditions)
-    return ContextEffect.GUARDED not in reading.within and not any(map(_LOOKS_FOR_WRAPPER.search, tests))
 
 
 def _several(reading: Reading, node: ast.Tuple | ast.List) -> Value:

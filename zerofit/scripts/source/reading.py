@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from zerofit.scripts.source.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from zerofit.scripts.facts import Plain, ScriptArgument, UsedOptimizer
     from zerofit.scripts.source.script_text import ScriptText
@@ -180,6 +181,14 @@ class Reading:
                 **more,
             )
         )
+
+    @contextmanager
+    def inside(self, effect: ContextEffect, *, if_: bool) -> Iterator[None]:
+        """Take the code of a block for affected by something, if that is so."""
+        num = len(self.within)
+        self.within += [effect] * if_
+        yield
+        del self.within[num:]
 
     def record_with_keywords(
         self, action: Action, call: CallSite, tracked: TrackedObject | None = None, **more: Any
