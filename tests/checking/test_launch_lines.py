@@ -167,6 +167,19 @@ def test_lines_are_read_through_the_scripts_that_they_run() -> None:
     assert _told(check("bash", "-c", "torchrun --nnodes x train.py"))[0].endswith("--nnodes x")
 
 
+@pytest.mark.parametrize("shell", ["bash", "sh", "zsh", "dash", "ksh", "/usr/bin/ksh", "nohup ksh", "sbatch"])
+def test_every_shell_runs_lines(shell: str) -> None:
+    Path("run.ksh").write_text("torchrun --nnodes x train.py\n")
+    told = ["run.ksh:1 launch-flag-value: --nnodes x"]
+    assert _told(check(*shell.split(), "run.ksh")) == told
+    assert _told(_check(f"{shell} run.ksh\n")) == told
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh", "zsh", "dash", "ksh"])
+def test_every_shell_hands_on_a_text(shell: str) -> None:
+    assert _told(check(shell, "-c", "torchrun --nnodes x train.py"))[0].endswith("--nnodes x")
+
+
 def test_a_notebook() -> None:
     cells = ["%%writefile fit.py\n" + _PARSER, "!accelerate launch fit.py \\\n  --lr 1 \\\n  --nope 2\n"]
     notebook = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}

@@ -86,6 +86,7 @@ def test_what_is_no_python_script_is_refused(tmp_path: Path, name: str, text: st
             "/usr/bin/env_bash/zsh run.sh",
             "`zerofit check run.sh` reads its lines",
         ),
+        ("ksh run.sh", "ksh run.sh", "`zerofit check run.sh` reads its lines"),
         ("sbatch --nodes 2 run.sh", "sbatch --nodes 2 run.sh", "`zerofit check run.sh` reads its lines"),
         ("source none.sh", "source none.sh", "name the Python script that it starts, or its launch line"),
         ("bash -c true", "bash -c true", "name the Python script that it starts, or its launch line"),

@@ -129,6 +129,8 @@ class _Reading:
         self._overlay = overlay
         self._reads_default = reads_default
         self._line = line
+        self._started: Sequence[str] = ()
+        """The words of the line that starts a file of lines, where the user typed it."""
 
     def targets(self, words: Sequence[str]) -> Targets:
         """Read a command, or files."""
@@ -149,6 +151,7 @@ class _Reading:
             self._read_lines(shell_lines(text, name=_TYPED))
         else:
             file = file_of_shell(words) if not os.path.exists(words[0]) else None
+            self._started = () if file is None else words
             arguments = self.read_words(words if file is None else [file])
         for kind, said, by in named_files(command, arguments, self.files):
             self.read_named(_beside(said, by.name) if by and command is None else said, kind)
@@ -214,7 +217,9 @@ class _Reading:
         """Read the files that another program's arguments name."""
         self._read_recipes(program.arguments, others=True)
         read = [file.name for file in self.files.values()]
-        is_read = bool(read) or (program.is_trainer and any(map(_is_flag, program.arguments)))
+        is_read = bool(read) or (
+            program.is_trainer and any(word.startswith("--") for word in program.arguments)
+        )
         if not is_read and not self.missing and not self.errors and self._line is None:
             self.errors.append(_unknown_program(program))
         where = f"{self._line.places[0]}: " if self._line is not None else ""
@@ -256,7 +261,7 @@ class _Reading:
             elif (name := file_of_shell(line.words)) is not None:
                 path = reading._found(name)
                 if os.path.isfile(path) and os.path.realpath(path) not in self.files:
-                    self._read_line_file(path, read_bytes(path), named_by=line.said(path))
+                    self._read_line_file(path, read_bytes(path), named_by=line.said(path), started=line.words)
             elif line.unset_command is not None:
                 self.runs.append(self._of_line_alone(line))
         return num_lines
@@ -422,7 +427,7 @@ class _Reading:
         if name.endswith((".py", ".pyw")):
             return self._add(name, script_file(name))
         if _has_lines(name, data):
-            return self._read_line_file(name, data)
+            return self._read_line_file(name, data, started=self._started)
         file = _configuration(name, self._content(name, data))
         if file.document is not None:
             found = kind_of(file.document, self._schemas)
@@ -431,13 +436,15 @@ class _Reading:
             file = replace(file, kind=found)
         return self._add(name, file)
 
-    def _read_line_file(self, name: str, data: bytes, *, named_by: Said[str] | None = None) -> TargetFile:
+    def _read_line_file(
+        self, name: str, data: bytes, *, started: Sequence[str], named_by: Said[str] | None = None
+    ) -> TargetFile:
         """Read a shell script or notebook, and what its launch lines name."""
         from zerofit.checking.inputs.line_files import lines_of_file  # imported only if needed
 
         file = self._add(name, TargetFile(name=name, kind=FileKind.LINES, named_by=named_by))
         try:
-            lines = lines_of_file(name, data.decode("utf-8"))
+            lines = lines_of_file(name, data.decode("utf-8"), started=started)
         except ValueError:
             if named_by is not None:
                 return file
@@ -471,10 +478,6 @@ def _is_argument(word: str, files: Collection[TargetFile]) -> bool:
     """Return True for a word behind a shell script that names no file."""
     is_behind = bool(files) and all(file.kind is FileKind.LINES for file in files)
     return is_behind and not (os.path.exists(word) or os.path.splitext(word)[1] or word.startswith("-"))
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("--")
 
 
 def _beside(said: Said[str], file: str) -> Said[str]:

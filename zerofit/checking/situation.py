@@ -71,6 +71,8 @@ class TrainerSettings:
     """Of the defaults: CERTAIN if each run certainly makes these TrainingArguments."""
     fsdp_config: Mapping[str, Said[Any]] | None = None
     """The known keys of its dictionary fsdp_config; None if it is none, or not given."""
+    axolotl_fsdp: Mapping[str, Said[Any]] | None = None
+    """The keys of fsdp_config in a recipe of Axolotl, which has a version beside it and names of its own."""
     surplus: tuple[Said[str], ...] = ()
     """Unknown keywords of TrainingArguments(...); the values are the names."""
 

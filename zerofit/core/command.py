@@ -10,9 +10,11 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 """The start of a shell's VAR=value."""
 RANK_FOR_EACH_GPU = 0
 """A number of ranks per node: torchrun's `--nproc-per-node gpu`."""
-SHELLS = ("bash", "sh", "zsh", "dash")
-SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".sbatch", ".slurm", ".pbs", ".lsf")
-_SHEBANG = re.compile(rb"#!\s*\S*/(env\s+)?(ba|z|k|da)?sh\b")
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+RUN_LINES = (*SHELLS, "sbatch", "qsub", "bsub")
+"""Commands that run a file of command lines."""
+SHELL_SUFFIXES = (*(f".{shell}" for shell in SHELLS), ".sbatch", ".slurm", ".pbs", ".lsf")
+_SHEBANG = re.compile(rf"#!\s*\S*/(env\s+)?({'|'.join(SHELLS)})\b".encode())
 
 
 def is_literal(value: str | None) -> bool:

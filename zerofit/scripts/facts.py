@@ -218,6 +218,8 @@ class ScriptCall:
     """EVALUATE: True if every training run of the script also makes it, whatever its conditions."""
     is_conditional: bool = False
     """True if it is under a condition, so some runs of the script may skip it."""
+    is_in_each_run: bool = False
+    """True if each run of the script makes it: under no condition, in no loop, in no uncalled function."""
     needs: frozenset[tuple[str, str, Plain]] = frozenset()
     """What its conditions say of parsed arguments: ("save", "", True) under `if args.save`, ("mode", "==",
     "eval"), ("out", "is None", False)."""
@@ -436,6 +438,7 @@ class Action(StrEnum):
     TUNE_PREFIX = "PrefixTuningConfig()"
     STOP_EARLY = "EarlyStoppingCallback()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
+    USE_WRAPPED = "an attribute of a prepared model that a wrapper lacks"
     FORWARD = "model()"
     GENERATE = "generate()"
     GENERATE_TOGETHER = "zerofit.generate()"

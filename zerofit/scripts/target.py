@@ -9,7 +9,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.core.command import ASSIGNMENT, SHELLS, is_shell_script
+from zerofit.core.command import ASSIGNMENT, RUN_LINES, is_shell_script
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.secrets import shell_words
 
@@ -79,14 +79,10 @@ def _check_is_python(path: Path) -> None:
         )
 
 
-_RUN_LINES = (*SHELLS, "ksh", "source", "sbatch")
-"""Commands that run a file of command lines."""
-
-
 def _refuse_shell(target: tuple[str, ...]) -> None:
     """Check that a target is no shell with its file, such as `bash run.sh`."""
     words = [*dropwhile(ASSIGNMENT.match, target)]
-    if not words or os.path.basename(words[0]) not in _RUN_LINES:
+    if not words or os.path.basename(words[0]) not in (*RUN_LINES, "source"):
         return
     file = next((word for word in words[1:] if os.path.isfile(word)), None)
     lines = f": `zerofit check {shell_words((file,))}` reads its lines" if file else ""

@@ -222,3 +222,63 @@ def test_a_cell_that_writes_a_file_and_one_that_changes_the_folder() -> None:
 )
 def test_which_files_have_lines(name: str, data: bytes, expected: bool) -> None:
     assert has_lines(name, data) is expected
+
+
+_POSITIONAL = """\
+set -euo pipefail
+CONFIG=recipes/$1/${2}.yaml
+accelerate launch --num_processes ${3:-4} $1.py $CONFIG $5
+"""
+
+
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        ("bash run.sh a b 2", ("--num_processes", "2", "a.py", "recipes/a/b.yaml")),
+        ("sbatch --nodes 2 run.sh a b", ("--num_processes", "4", "a.py", "recipes/a/b.yaml")),
+        ("zsh run.sh fit cfg 8 x y", ("--num_processes", "8", "fit.py", "recipes/fit/cfg.yaml", "y")),
+        ("bash run.sh", ("--num_processes", "4", "$1.py", "recipes/$1/${2}.yaml", "$5")),
+        ("", ("--num_processes", "4", "$1.py", "recipes/$1/${2}.yaml", "$5")),
+    ],
+)
+def test_the_words_behind_a_script_are_its_arguments(started: str, words: tuple[str, ...]) -> None:
+    lines = shell_lines(_POSITIONAL, name="run.sh", started=started.split())
+    assert lines[-1].words == ("accelerate", "launch", *words)
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["shift", "set -- x y", "while [ $# -gt 0 ]; do\n  shift\ndone", "f() {\n  echo $1\n}\nshift 2", "set a"],
+)
+def test_arguments_that_a_script_changes_stay_unknown(before: str) -> None:
+    lines = shell_lines(
+        f"{before}\ntorchrun train.py $1\n", name="run.sh", started=["bash", "run.sh", "word"]
+    )
+    assert lines[-1].words == ("torchrun", "train.py", "$1")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("GPUS=8\nN=2\ntorchrun --nproc $((GPUS * N)) t.py\n", "16"),
+        ("GPUS=8\nN=$(($GPUS-1))\ntorchrun --nproc $N t.py\n", "7"),
+        ("A=9\ntorchrun --nproc $((${A} / 2 + 1)) t.py\n", "5"),
+        ("A=9\ntorchrun --nproc $(( (A + 1) % 4 )) t.py\n", "2"),
+        ("#SBATCH --nodes=3\nW=$(($SLURM_NNODES*4))\ntorchrun --nproc $W t.py\n", "12"),
+        ("torchrun --nproc $((UNSET * 4)) t.py\n", "$((UNSET*4))"),
+        ("A=x\ntorchrun --nproc $((A * 4)) t.py\n", "$((A*4))"),
+        ("A=1\ntorchrun --nproc $((A / 0)) t.py\n", "$((A/0))"),
+        ("A=2\ntorchrun --nproc $((A ** 999999)) t.py\n", "$((A**999999))"),
+        ("A=2\ntorchrun --nproc $((A++)) t.py\n", "$((A++))"),
+    ],
+)
+def test_sums_of_known_numbers(text: str, number: str) -> None:
+    assert shell_lines(text, name="run.sh")[-1].words == ("torchrun", "--nproc", number, "t.py")
+
+
+def test_options_of_sbatch_take_the_place_of_the_header() -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gres=gpu:8\ntorchrun --nnodes $SLURM_NNODES t.py\n"
+    (line,) = shell_lines(text, name="job.sh", started=["sbatch", "-N", "2", "job.sh"])
+    assert line.words == ("torchrun", "--nnodes", "2", "t.py")
+    assert line.job is not None
+    assert (line.job.nodes, line.job.gpus_per_node is not None) == (2, True)

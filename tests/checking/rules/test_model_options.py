@@ -309,3 +309,59 @@ def test_a_recipe_gives_arguments_too(
     line = "accelerate launch --config_file z3.yaml sft.py --config recipe.yaml"
     found = {finding.rule for finding in check_run(*line.split()).findings}
     assert found & {rule.id for rule in _RULES} == rules
+
+
+_OWN_TRAINER = """\
+import os
+import transformers
+from transformers import AutoModelForCausalLM, TrainingArguments
+from {module} import {name}
+
+local_rank = int(os.environ.get("LOCAL_RANK", 0))
+training_args = TrainingArguments("out", deepspeed="ds_config.json")
+model = AutoModelForCausalLM.from_pretrained("m", {map})
+trainer = {name}(model=model, args=training_args, train_dataset=[])
+trainer.train()
+"""
+_RANK = 'device_map={"": local_rank}'
+
+
+def _of_own(module: str, name: str, map_: str = _RANK) -> str:
+    return _OWN_TRAINER.format(module=module, name=name, map=map_)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        _of_own("dataloader", "CustomTrainerForgetting"),
+        _of_own("llava.train.llava_trainer", "LLaVATrainer"),
+        _of_own("trainers", "WeightedTrainer", 'device_map="auto"'),
+        _of_own(".trainer", "KTrainer", "device_map={'': int(os.environ['LOCAL_RANK'])}"),
+        _of_own("transformers", "Trainer"),
+        _of_own("dataloader", "OwnTrainer").replace(
+            "trainer = ", "model = PeftModel.from_pretrained(model, 'a').merge_and_unload()\ntrainer = "
+        ),
+        _of_own("transformers", "Trainer").replace(
+            "trainer = ", f"teacher = AutoModelForCausalLM.from_pretrained('t', {_RANK})\ntrainer = "
+        ).replace(f'"m", {_RANK}', '"m"'),
+    ],
+)  # fmt: skip
+def test_a_file_that_the_script_names_is_of_its_own_trainer(script: str) -> None:
+    verdict = check(situation_of_example(Example(script=script, deepspeed=zero(3))), rules=_RULES)
+    assert [finding.rule for finding in verdict.findings] == [_ZERO3]
+    two = check(situation_of_example(Example(script=script, deepspeed=zero(2))), rules=_RULES)
+    assert _ZERO3 not in [finding.rule for finding in two.findings]
+
+
+@pytest.mark.parametrize(
+    ("script", "route"),
+    [
+        (_of_own("dataloader", "CustomTrainer"), "trainer"),
+        (_of_own("lightning", "Trainer").replace("args=training_args, ", ""), None),
+        (_of_own("mine", "Loop"), None),
+        (_of_own("mine", "TrainerConfig"), None),
+        (_of_own("mine", "make_Trainer"), None),
+    ],
+)
+def test_what_counts_as_a_trainer_of_another_module(script: str, route: str | None) -> None:
+    assert situation_of_example(Example(script=script)).route == route

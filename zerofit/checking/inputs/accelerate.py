@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation, TrainerSettings
     from zerofit.configs.document import Document
     from zerofit.core.command import Flag, LaunchCommand
+    from zerofit.scripts.facts import ScriptFacts
 
 DEEPSPEED_SECTION = "deepspeed_config"
 IN_DEEPSPEED_FILE = {
@@ -154,7 +155,7 @@ def ineffective_flags(launch: LaunchLayers, deepspeed: Document | None) -> tuple
 
 
 def _fills_in_precision(deepspeed: Document, flag: Flag) -> bool:
-    said = Said(value=_PRECISIONS.get((flag.value or "").lower()), text=flag.text)
+    said = Said(value=PRECISIONS.get((flag.value or "").lower()), text=flag.text)
     return said.value is Precision.FP32 or precision_of(deepspeed, launch=said, trainer=None) is said
 
 
@@ -187,13 +188,29 @@ def uses_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     return replace(said, value=said.value == "DEEPSPEED")
 
 
+def starts_one_process(launch: LaunchLayers) -> bool:
+    """Return True if the file asks for no ranks, and no flag does: accelerate then runs the script itself.
+
+    It does so through mpirun, with all ranks, if a hostfile is named.
+    """
+    command, file = launch.command, launch.file
+    if file is None or file.value("distributed_type") != "NO":
+        return False
+    if launch_value(launch, "mpirun_hostfile") is not None:
+        return False
+    if command is None:
+        return True
+    is_under_mpi = command.runner is not None and "mpi" in command.runner
+    return not is_under_mpi and command.find("use_deepspeed", *OTHER_PARADIGMS) is None
+
+
 _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
 _LOST_FOLDER = "none"
 """`accelerate launch` passes no folder on, and the plugin then uses this word as one."""
 PRECISION_SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 """Sections of a DeepSpeed file, in the order in which DeepSpeed prefers them, and their precisions."""
-_PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
+PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
 def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
@@ -239,7 +256,7 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
     on_cpu, per_node = False, 1
     if command is not None and command.launcher in (Launcher.TORCHRUN, Launcher.DEEPSPEED):
         if command.launcher is Launcher.DEEPSPEED and command.find("hostfile", "include"):
-            return None
+            return _topology_of_include(command)
         nodes = command.find("nnodes", "num_nodes")
         ranks = command.find("nproc_per_node", "num_gpus")
         num_nodes = whole_number(nodes.value) if nodes else 1
@@ -252,6 +269,8 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
         processes, machines = launch_value(launch, "num_processes"), launch_value(launch, "num_machines")
         num_nodes = whole_number(machines.value) if machines else 1
         world_size = whole_number(processes.value) if processes else None
+        if world_size and starts_one_process(launch):
+            num_nodes, world_size = 1, 1
         on_cpu = command is not None and command.find("cpu", "use_cpu") is not None
         if file is not None and file.value("use_cpu") is True:  # not handed on with DeepSpeed
             use = uses_deepspeed(launch)
@@ -259,6 +278,19 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
     if not world_size or not num_nodes or min(world_size, num_nodes) < 1 or world_size * per_node % num_nodes:
         return None
     return Topology(num_nodes=num_nodes, world_size=world_size * per_node, on_cpu=on_cpu)
+
+
+_INCLUDED = re.compile(r"(?:localhost|127\.0\.0\.1|worker-0):(\d+(?:,\d+)*)")
+"""deepspeed/launcher/runner.py, parse_resource_filter: the GPUs of this machine."""
+
+
+def _topology_of_include(command: LaunchCommand) -> Topology | None:
+    """Return the ranks of `deepspeed --include localhost:0,1`; None for other machines or a hostfile."""
+    flag = command.find("include")
+    match = _INCLUDED.fullmatch(flag.value or "") if flag is not None else None
+    if match is None or command.find("hostfile", "exclude") is not None:
+        return None
+    return Topology(world_size=len(set(match[1].split(","))))
 
 
 def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:
@@ -284,11 +316,19 @@ def _folder(launch: LaunchLayers, key: str) -> Said[str | None]:
     return replace(said, value=_LOST_FOLDER)
 
 
+def precision_of_script(script: ScriptFacts | None) -> Said[str] | None:
+    """Return the mixed_precision that a script gives its Accelerator(); None if it gives none."""
+    for keyword in script.accelerator_keywords if script is not None else ():
+        if keyword.name == "mixed_precision" and isinstance(keyword.value, str):
+            return replace(keyword.said, value=keyword.value.lower(), text=f"Accelerator({keyword.text})")
+    return None
+
+
 def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
     said = launch_value(launch, "mixed_precision")
     if said is None or said.value is None:
         return Said(value=None, text="no mixed_precision")
-    precision = _PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
+    precision = PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
     return replace(said, value=precision) if precision else None
 
 

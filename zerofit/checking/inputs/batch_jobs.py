@@ -148,6 +148,18 @@ def batch_job(text: str, *, name: str, first_line: int = 1, is_literal: bool = T
     return BatchJob(options=tuple(options), starts_own_code=starts_own_code) if options else None
 
 
+def with_options(job: BatchJob | None, words: list[str]) -> BatchJob | None:
+    """Return a job with the options on the line of sbatch, which take the place of those in its header."""
+    options = tuple(job_options(words))
+    if not options:
+        return job
+    if job is None:
+        return BatchJob(options=options)
+    named = {option.name for option in options}
+    kept = (option for option in job.options if option.name not in named)
+    return BatchJob(options=(*kept, *options), starts_own_code=job.starts_own_code)
+
+
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)

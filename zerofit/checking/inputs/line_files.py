@@ -13,7 +13,7 @@ from zerofit.core.command import is_shell_script
 from zerofit.core.setting import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from zerofit.checking.inputs.shell_lines import ShellLine
 
@@ -29,15 +29,20 @@ def has_lines(name: str, data: bytes) -> bool:
     return name.lower().endswith(".ipynb") or is_shell_script(name, data)
 
 
-def lines_of_file(name: str, text: str) -> tuple[ShellLine, ...]:
+def lines_of_file(name: str, text: str, *, started: Sequence[str] = ()) -> tuple[ShellLine, ...]:
     """Return the command lines of a shell script or a notebook.
+
+    Args:
+        name: the file.
+        text: its content.
+        started: the words of the line that starts it; empty if that is unknown.
 
     Raises:
         ValueError: it is no notebook, though its name says so.
     """
     if name.lower().endswith(".ipynb"):
         return tuple(_lines_of_notebook(name, text))
-    return shell_lines(text, name=name)
+    return shell_lines(text, name=name, started=started)
 
 
 def _lines_of_notebook(name: str, text: str) -> Iterator[ShellLine]:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.command import ASSIGNMENT, SHELL_SUFFIXES, SHELLS
+from zerofit.core.command import ASSIGNMENT, RUN_LINES, SHELL_SUFFIXES, SHELLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +34,6 @@ _NAMING_WORDS = """
 _NAMING = frozenset(_NAMING_WORDS.split())
 """Flags of these commands whose value may look like a launcher."""
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
-_READERS = (*SHELLS, "sbatch", "qsub", "bsub")
-"""Commands that run a file of command lines."""
 _TRAINERS = """
     llamafactory-cli train|lmf train|swift sft|swift pt|swift rlhf|axolotl train
     |trl sft|trl dpo|trl kto|trl grpo|trl rloo|trl reward|trl orpo|trl cpo|trl ppo
@@ -245,6 +243,6 @@ def file_of_shell(words: Sequence[str]) -> str | None:
     _, rest = without_wrappers(words)
     if not rest:
         return None
-    if program_of(rest[0]) not in _READERS:
+    if program_of(rest[0]) not in RUN_LINES:
         return rest[0] if rest[0].endswith(SHELL_SUFFIXES) else None
     return next((word for word in rest[1:] if not word.startswith("-") and "." in word), None)

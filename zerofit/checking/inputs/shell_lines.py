@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.batch_jobs import batch_job
+from zerofit.checking.inputs.batch_jobs import batch_job, with_options
 from zerofit.checking.inputs.programs import (
+    file_of_shell,
     is_launch_line,
     program_of,
     runs_heredoc,
@@ -19,7 +20,7 @@ from zerofit.checking.inputs.programs import (
     variable_as_command,
     without_wrappers,
 )
-from zerofit.checking.inputs.shell_variables import ShellVariables, variables_of
+from zerofit.checking.inputs.shell_variables import ShellVariables, arithmetic, variables_of
 from zerofit.checking.inputs.shell_words import (
     BreakCause,
     LineBreak,
@@ -32,7 +33,7 @@ from zerofit.checking.inputs.shell_words import (
 from zerofit.core.setting import Place, Said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from zerofit.checking.inputs.batch_jobs import BatchJob
 
@@ -40,8 +41,12 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d+):?[-=](.*)\}", re.DOTALL)
 _OWN_NAME = re.compile(r"\$\{?0|BASH_SOURCE")
 _REFERENCE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_POSITIONAL = re.compile(r"\$\{?([1-9@*#])\}?")
+_ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 _OF_FIRST_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables of a task, which are 0 in the batch shell: it is the job's first task, on its first node."""
+_OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+"""Variables that Slurm sets to the job's number of nodes."""
 _OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _BRANCHING = ("else", "elif")
 _CLOSING = ("fi", "done", "esac", "}")
@@ -118,17 +123,23 @@ class ShellLine:
         return self.places[0]
 
 
-def shell_lines(text: str, *, name: str, first_line: int = 1) -> tuple[ShellLine, ...]:
+def shell_lines(
+    text: str, *, name: str, first_line: int = 1, started: Sequence[str] = ()
+) -> tuple[ShellLine, ...]:
     """Return the command lines of a script, in order.
 
     Args:
         text: the script.
         name: its file, for positions.
         first_line: the line of the file at which the text starts.
+        started: the words of the line that starts it: sbatch --nodes 2 FILE WORD; empty if that is unknown.
     """
     carriages = [number for number, line in enumerate(text.split("\n"), first_line) if line.endswith("\\\r")]
-    job = batch_job(text, name=name, first_line=first_line)
-    shell = _Shell(name=name, offset=first_line - 1, job=job, variables=variables_of(text))
+    before, arguments = _around_file(started)
+    job = with_options(batch_job(text, name=name, first_line=first_line), before)
+    shell = _Shell(
+        name=name, offset=first_line - 1, job=job, variables=variables_of(text), arguments=arguments
+    )
     shell.run(shell_commands(text.replace("\r\n", "\n")))
     return tuple(_with_carriage(line, carriages) for line in shell.lines)
 
@@ -144,6 +155,17 @@ def _with_carriage(line: ShellLine, carriages: Iterable[int]) -> ShellLine:
     return replace(line, breaks=(LineBreak(place=place, lost=lost, cause=BreakCause.CARRIAGE_RETURN),))
 
 
+def _around_file(words: Sequence[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """Return the options of sbatch in front of a file, and the words behind it; None if there are none."""
+    file = file_of_shell(words) if words else None
+    if file is None:
+        return [], None
+    _, rest = without_wrappers(words)
+    number = rest.index(file)
+    is_sbatch = program_of(rest[0]) == "sbatch"
+    return list(rest[1:number]) if is_sbatch else [], tuple(rest[number + 1 :]) or None
+
+
 _Word = tuple[str, int]
 """A word and its line."""
 _Value = tuple[str, ...] | str
@@ -157,6 +179,7 @@ class _Block:
     opened_by: str
     values: dict[str, _Value]
     folder: str
+    arguments: tuple[str, ...] | None
     touched: set[str] = field(default_factory=set)
 
 
@@ -171,8 +194,10 @@ class _Shell:
         job: BatchJob | None = None,
         variables: ShellVariables | None = None,
         outer: tuple[str, ...] = (),
+        arguments: tuple[str, ...] | None = None,
     ) -> None:
         self.name = name
+        self.arguments = arguments
         self.offset = offset
         self.job = job
         self.variables = variables or ShellVariables()
@@ -182,6 +207,7 @@ class _Shell:
         self.exported: set[str] = set()
         if job is not None and not outer:
             self.values |= dict.fromkeys(_OF_FIRST_TASK, "0")
+            self.values |= dict.fromkeys(_OF_NODES, str(job.nodes)) if job.nodes else {}
         self.folder = ""
         self.blocks: list[_Block] = []
         self.written: dict[str, WrittenFile] = {}
@@ -199,7 +225,11 @@ class _Shell:
                 self.leave()
 
     def enter(self, opened_by: str) -> None:
-        self.blocks.append(_Block(opened_by=opened_by, values=dict(self.values), folder=self.folder))
+        values = dict(self.values)
+        block = _Block(opened_by=opened_by, values=values, folder=self.folder, arguments=self.arguments)
+        self.blocks.append(block)
+        if opened_by == "{":
+            self.arguments = None  # those of a function
 
     def restore(self) -> None:
         """Begin another branch: the variables are as before the block."""
@@ -210,7 +240,7 @@ class _Shell:
         """End a block: what it assigns is not known behind it."""
         if self.blocks:
             block = self.blocks.pop()
-            self.values = block.values
+            self.values, self.arguments = block.values, block.arguments
             if block.opened_by == "(":
                 self.folder = block.folder
                 return
@@ -258,6 +288,8 @@ class _Shell:
             self.folder = _in_folder(self.folder, target) if "$" not in target else ""
         elif first in ("read", "unset", "mapfile", "readarray"):
             self.forget(word.plain for word in words[1:])
+        elif first == "shift" or (first == "set" and _sets_arguments([word.plain for word in words[1:]])):
+            self.lose_arguments()
         elif first == "eval":
             texts = [text for word in words[1:] for text, _ in self.fields(word)]
             self.run_text(" ".join(texts), at=words[0].line)
@@ -293,6 +325,7 @@ class _Shell:
             inner.values = {name: value for name, value in inner.values.items() if name not in _OF_FIRST_TASK}
         inner.written, inner.named = dict(self.written), set(self.named)
         inner.exported = set(self.exported)
+        inner.arguments = self.arguments if not outer else None
         inner.run(shell_commands(text))
         self.lines += inner.lines if is_heredoc else (self.at_line(line, at) for line in inner.lines)
 
@@ -341,6 +374,12 @@ class _Shell:
             self.values.pop(name, None)
             for block in self.blocks[-1:]:
                 block.touched.add(name)
+
+    def lose_arguments(self) -> None:
+        """Take the script's own arguments for unknown from here on, also behind the blocks around."""
+        self.arguments = None
+        for block in self.blocks:
+            block.arguments = None
 
     def assign(self, word: ShellWord, *, is_conditional: bool) -> None:
         """Take over NAME=value, NAME+=value or NAME=(...)."""
@@ -405,12 +444,20 @@ class _Shell:
             self.from_batch_shell[name] = None
 
     def unknown(self, piece: Piece) -> list[str]:
-        """Return what is known of another expansion: a default, or the script's own folder."""
+        """Return what is known of another expansion: an argument, a sum, a default, the file's folder."""
+        if self.arguments is not None and (match := _POSITIONAL.fullmatch(piece.text)) is not None:
+            return self.positional(match[1], is_quoted=piece.is_quoted)
+        if (match := _ARITHMETIC.fullmatch(piece.text)) is not None:
+            number = arithmetic(match[1], self.values)
+            if number is not None:
+                return [str(number)]
         if (default := _DEFAULT.fullmatch(piece.text)) is not None:
             name, text = default.groups()
             if not text:
                 return [f"${name}"]  # the environment may set it
             value = self.values.get(name)
+            if name.isdecimal() and self.arguments is not None:
+                value = "".join(self.arguments[int(name) - 1 : int(name)]) or None
             self.remember(name)
             text = self.expanded(text.strip("\"'")) if not isinstance(value, str) else value
             return [text] if piece.is_quoted else text.split()
@@ -420,6 +467,16 @@ class _Shell:
         if piece.text in ("$(pwd)", "`pwd`"):
             return ["."]
         return [re.sub(r"\s+", "", piece.text) or "$"]
+
+    def positional(self, name: str, *, is_quoted: bool) -> list[str]:
+        """Return the words that one of the script's own arguments expands to, or all of them."""
+        arguments = self.arguments or ()
+        if name == "#":
+            return [str(len(arguments))]
+        if name in "@*":
+            return list(arguments)
+        text = "".join(arguments[int(name) - 1 : int(name)])
+        return [text] if is_quoted else text.split()
 
     def expanded(self, text: str) -> str:
         """Return a text with the known variables' values."""
@@ -450,6 +507,13 @@ class _Shell:
             outer = tuple(text for word in words for text, _ in self.fields(word))
             is_literal = command.is_heredoc_literal
             self.run_text(text, at=command.last_line, outer=outer, is_heredoc=True, is_literal=is_literal)
+
+
+def _sets_arguments(words: Sequence[str]) -> bool:
+    """Return True if `set` gives the script other arguments, as `set -euo pipefail` does not."""
+    pairs = zip(("", *words), words, strict=False)
+    names = (word for before, word in pairs if not re.fullmatch(r"[-+][a-z]*o", before))
+    return any(word == "--" or not word.startswith(("-", "+")) for word in names)
 
 
 def _in_folder(folder: str, *parts: str) -> str:

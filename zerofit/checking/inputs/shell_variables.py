@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zerofit.core.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _SETTING = re.compile(
     r"(?:^|[\s;&|({,='\"`])([A-Za-z_]\w*)(?:\[[^\]\n]*\])?\+?="  # NAME=, NAME+=, NAME[0]=
@@ -83,3 +89,57 @@ def variables_of(text: str) -> ShellVariables:
         scripts=frozenset(_SCRIPT.findall(text)),
         is_open=is_open,
     )
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+_DIVISIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_SIGIL = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_MOST = 10**9
+"""ASSUMPTION: launch lines count ranks, nodes, ports and batches."""
+
+
+def arithmetic(text: str, values: Mapping[str, object]) -> int | None:
+    """Return the number that a shell's $((...)) stands for; None if a name in it has none."""
+    plain = _SIGIL.sub(lambda match: match[1] or match[2], text).strip()
+    try:
+        return _number(ast.parse(plain, mode="eval").body, values)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _number(node: ast.expr, values: Mapping[str, object]) -> int:
+    """Return the value of a whole-number expression.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return _in_range(number)
+        case ast.Name(id=name):
+            value = values.get(name)
+            if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value):
+                return int(value)
+        case ast.BinOp():
+            left, right = _number(node.left, values), _number(node.right, values)
+            operation = _OPERATIONS.get(type(node.op))
+            if operation is not None:
+                return _in_range(operation(left, right))
+            division = _DIVISIONS.get(type(node.op))
+            if division is not None and left >= 0 and right > 0:
+                return division(left, right)
+    raise ValueError("no whole number")
+
+
+def _in_range(number: int) -> int:
+    if abs(number) > _MOST:
+        raise ValueError("not a count")
+    return number

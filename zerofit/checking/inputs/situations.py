@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
     PRECISION_SECTIONS,
+    PRECISIONS,
     LaunchLayers,
     fills_in,
     precision_of,
+    precision_of_script,
     precision_of_trainer,
     settings_of_accelerate,
     topology_of_launch,
@@ -52,15 +54,16 @@ _NAMES_FILE = re.compile(r"--(training_arg(ument)?s\.)?deepspeed[ =]")
 def _own_precision(
     trainer: TrainerSettings | None, script: ScriptFacts | None
 ) -> Said[Precision | None] | None:
-    """Return the half precision that a script sets itself, in place of the launcher's; None if unknown."""
+    """Return the precision that a script sets itself, in place of the launcher's; None if it sets none.
+
+    Without one in TrainingArguments, that of the launcher may count.
+    """
     if trainer is not None:
         said = precision_of_trainer(trainer, list(PRECISION_SECTIONS))
         return said if said is not None and said.value is not None else None
-    for keyword in script.accelerator_keywords if script else ():
-        if keyword.name == "mixed_precision" and keyword.value in PRECISION_SECTIONS:
-            text = f"Accelerator({keyword.text})"
-            return replace(keyword.said, value=PRECISION_SECTIONS[str(keyword.value)], text=text)
-    return None
+    said = precision_of_script(script)
+    precision = PRECISIONS.get(said.value) if said is not None else None
+    return None if said is None or precision is None else replace(said, value=precision)
 
 
 _PLUGIN_DEVICES = {
@@ -321,6 +324,7 @@ def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
 _OF_TRAINER_ALONE = {
     *("bf16", "fp16", "tf32", "do_train", "save_strategy", "eval_strategy", "evaluation_strategy", "optim"),
     *("logging_steps", "save_total_limit", "ddp_timeout", "dataloader_num_workers", "remove_unused_columns"),
+    *("save_steps", "eval_steps"),
 }
 """TrainingArguments that scripts with a loop of their own rarely have: three beside the output folder and the
 batch size show a Trainer. ASSUMPTION."""

@@ -51,6 +51,8 @@ Source: https://github.com/axolotl-ai-cloud/axolotl/blob/main/src/axolotl/core/b
 """
 _OF_MODEL = ("use_unsloth", "quantization_bit", "load_in_4bit", "load_in_8bit")
 """Keys of recipes that are no TrainingArguments, and that rules on the model need."""
+_OF_GENERATIONS = ("num_generations", "use_vllm", "vllm_mode", "vllm_server_host")
+"""Arguments of TRL's configs that ms-swift has, too."""
 _AXOLOTL_MARK = "base_model"
 """The key that each of its recipes must have."""
 _LLAMA_FACTORY_MARKS = ("finetuning_type", "cutoff_len", "template")
@@ -92,6 +94,7 @@ def read_training_arguments(
         return TrainerSettings(
             said={**said, **typed},
             fsdp_config=_config_of_recipe(recipe),
+            axolotl_fsdp=_fsdp_of_axolotl(recipe),
             is_complete=is_complete,
             confidence=Confidence.CERTAIN if is_complete else Confidence.LIKELY,
         )
@@ -137,7 +140,8 @@ def _of_program(
     program: OtherProgram, typed: Mapping[str, Said[Any]], fields: Section, former: Collection[str]
 ) -> dict[str, Said[Any]]:
     """Return those of a program's arguments that certainly are TrainingArguments'; the others are its own."""
-    names = {*(key.name for key in fields.keys), *former} - former_names_of(program.package)
+    names = {*(key.name for key in fields.keys), *former, *_OF_GENERATIONS}
+    names -= former_names_of(program.package)
     if program.package == SWIFT:
         names -= set(WORDS_OF_SWIFT)
     if program.package != AXOLOTL:
@@ -189,6 +193,16 @@ def _config_of_recipe(recipe: Document | None) -> dict[str, Said[Any]] | None:
         return None
     found = {str(key): recipe.said("fsdp_config", key) for key in section}
     return {key: said for key, said in found.items() if said is not None}
+
+
+def _fsdp_of_axolotl(recipe: Document | None) -> dict[str, Said[Any]] | None:
+    """Return the keys of fsdp_config in a recipe of Axolotl, by their names without "fsdp_"; None without."""
+    section = recipe.value("fsdp_config") if recipe is not None else None
+    if recipe is None or not isinstance(section, dict) or recipe.at(_AXOLOTL_MARK) is None:
+        return None
+    found = {str(key): recipe.said("fsdp_config", key) for key in section}
+    found.setdefault("version", recipe.said("fsdp_version"))
+    return {key.removeprefix("fsdp_"): said for key, said in found.items() if said is not None}
 
 
 def _computed(name: str, call: ScriptCall) -> Said[Any]:

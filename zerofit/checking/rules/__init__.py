@@ -38,6 +38,7 @@ from zerofit.checking.rules.script import gradients as script_gradients
 from zerofit.checking.rules.script import inference as script_inference
 from zerofit.checking.rules.script import limits as script_limits
 from zerofit.checking.rules.script import loop as script_loop
+from zerofit.checking.rules.script import models as script_models
 from zerofit.checking.rules.script import order as script_order
 from zerofit.checking.rules.script import ranks as script_ranks
 from zerofit.checking.rules.script import schedules as script_schedules
@@ -77,6 +78,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *script_inference.RULES,
     *script_limits.RULES,
     *script_loop.RULES,
+    *script_models.RULES,
     *script_order.RULES,
     *script_ranks.RULES,
     *script_schedules.RULES,

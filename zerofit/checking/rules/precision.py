@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.accelerate import launch_of
+from zerofit.checking.inputs.accelerate import launch_of, launch_value, precision_of_script
+from zerofit.checking.inputs.script_arguments import given_argument
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_of, ignored
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
 from zerofit.core.facts import GpuSpec
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Precision, ZeroStage
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _OTHER = {"bf16": "fp16", "fp16": "bf16"}
+_HALVES = (*_OTHER, "fp8")
 
 
 _NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
@@ -111,10 +112,9 @@ def _requested_precision(situation: Situation) -> Said[str] | None:
     """Return the half precision requested by a flag or Accelerator(...); the script takes precedence."""
     if situation.route is not Route.ACCELERATE:
         return None
-    script = situation.script
-    for keyword in script.accelerator_keywords if script else ():
-        if keyword.name == "mixed_precision" and isinstance(keyword.value, str):
-            return replace(keyword.said, text=f"Accelerator({keyword.text})")
+    own = precision_of_script(situation.script)
+    if own is not None:
+        return own
     launch = launch_of(situation)
     flag = launch.command.find("mixed_precision") if launch and launch.command else None
     return Said(value=flag.value, text=flag.text) if flag is not None and flag.value else None
@@ -148,6 +148,43 @@ def _opposite(situation: Situation) -> Iterator[Hit]:
     requested = _requested_precision(situation)
     if requested is not None and requested.value in _OTHER and _is_on(situation, _OTHER[requested.value]):
         yield _contradiction(situation, requested, _OTHER[requested.value])
+
+
+@Rule(
+    id="mixed-precision-set-by-script",
+    severity=Severity.WARNING,
+    summary="the script's mixed_precision takes the place of the launcher's",
+    why="accelerate reads the launcher's only if Accelerator() is given None, so that the run silently "
+    "trains in the script's precision",
+    fix="leave mixed_precision out of Accelerator(), with None as the argument's default",
+    see=f"{ACCELERATE}/state.py",
+    evidence=ignored(("parameter_dtype", "float32")),
+)
+def _set_by_script(situation: Situation) -> Iterator[Hit]:
+    own, launch = precision_of_script(situation.script), launch_of(situation)
+    if own is None or launch is None or situation.route is not Route.ACCELERATE:
+        return
+    said = launch_value(launch, "mixed_precision")
+    if said is None or said.value not in _HALVES or own.value not in ("no", *_HALVES):
+        return
+    if own.value == said.value or not _may_set_precision(situation):
+        return
+    typed = given_argument(situation, "mixed_precision")
+    if said.place is not None and typed is not None and typed.confidence is Confidence.CERTAIN:
+        return  # the line's own argument is meant to take the file's place
+    yield Hit(
+        found=f"{own.text} with {said.text}",
+        place=own.place,
+        fix=None if own.value == "no" else "write the same in both",
+        confidence=own.confidence,
+    )
+
+
+def _may_set_precision(situation: Situation) -> bool:
+    """Return True if no DeepSpeed file sets the precision itself."""
+    if situation.deepspeed is None:
+        return True
+    return all(situation.deepspeed.value(name, "enabled") in (None, "auto") for name in _OTHER)
 
 
 @Rule(

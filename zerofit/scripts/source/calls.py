@@ -42,6 +42,8 @@ _RECORDED_ONLY = {
 _SAME_MODEL = {
     "to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float", "requires_grad_", "apply",
 }  # fmt: skip
+_MERGES = ("merge_and_unload", "unload")
+"""Methods of peft's models that return the model without its adapters."""
 _MODEL_ACTIONS = {
     "generate": Action.GENERATE,
     "save_pretrained": Action.SAVE_PRETRAINED,
@@ -75,7 +77,7 @@ _ACCELERATOR_ACTIONS = {
 _GATHERS = {"gather", "gather_for_metrics"}
 _ITERATES = ("iter", "enumerate", "zip", "map")
 _PREPARE = {"prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
-_PREPARED = (ObjectKind.MODEL, ObjectKind.OPTIMIZER, ObjectKind.LOADER)
+_PREPARED = (ObjectKind.MODEL, ObjectKind.OPTIMIZER, ObjectKind.LOADER, ObjectKind.SCHEDULER)
 _ADAPTS = {"peft.get_peft_model", "peft.mapping.get_peft_model"}
 _SAME_WEIGHTS = {
     "torch.compile",
@@ -187,6 +189,8 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
         return config_reads.content_of(call)
     if names.is_trainer(name):
         return make_trainer(reading, call, given=given_to(call))
+    if names.is_called_trainer(name) and _takes_training_arguments(reading, call):
+        return make_trainer(reading, call)
     is_loaded = last in ("from_pretrained", "from_config")
     if names.is_pipeline(owner if is_loaded else name):
         return _make_pipeline(call)
@@ -264,9 +268,8 @@ def _load_model(reading: Reading, name: str, call: CallSite) -> Value:
         adapted.is_adapted, adapted.frozen_by = True, frozen_by
         return adapted
     source = ModelConstructor.PRETRAINED if how == "from_pretrained" else ModelConstructor.CONFIG
-    loaded = reading.make_model(
-        call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
-    )
+    given = given_to(call) | model_options.flags_given(reading, call)
+    loaded = reading.make_model(call.node, source=source, keywords=reading.keywords_of(call), given=given)
     loaded.frozen_by = frozen_by
     loaded.device_map = model_options.device_map_argument(reading, call)
     loaded.quantization = model_options.quantization(reading, call)
@@ -377,6 +380,14 @@ def make_trainer(reading: Reading, call: CallSite, given: frozenset[str] = froze
     return tracked
 
 
+def _takes_training_arguments(reading: Reading, call: CallSite) -> bool:
+    """Return True if a class of another module gets TrainingArguments, also those of a command line."""
+    if any(isinstance(value, TrackedObject) and value.kind is ObjectKind.ARGUMENTS for value in call.values):
+        return True
+    is_given = "args" in call.keywords and call.keywords["args"] is None
+    return is_given and any(seen.action is Action.PARSE_ARGUMENTS for seen in reading.calls)
+
+
 def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
     """Record a method call, and return its result, or the script's own method that it runs."""
     tracked, name = method.this, method.name
@@ -421,6 +432,8 @@ def _call_model(reading: Reading, method: Method, call: CallSite) -> Value:
         reading.record(_ENGINE_ACTIONS[name], node, tracked)
     elif tracked.state is ModelState.ENGINE and name == "backward":
         reading.record(Action.BACKWARD, node, tracked, forwards=_forwards(reading))
+    elif name in _MERGES:
+        return wrapped(tracked.root, node, tracked.state)
     elif name in _SAME_MODEL:
         weights.cast(reading, tracked, name, call)
         return tracked

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, ModelConstructor, ModelState
-from zerofit.scripts.source import calls, conditions, config_reads, names, parsers, weights
+from zerofit.scripts.source import calls, conditions, config_reads, names, parsers, weights, wrappers
 from zerofit.scripts.source.reading import CallSite, Condition, ContextEffect, wrapped
 from zerofit.scripts.source.shares import is_round_robin, is_share, share_or
 from zerofit.scripts.source.values import (
@@ -253,10 +253,10 @@ def _effects_of(context: ast.expr, scope: Scope) -> list[ContextEffect]:
 
 
 def _read_try(reading: Reading, node: ast.Try | ast.TryStar) -> bool:
-    ends = read_block(reading, node.body)
+    with reading.inside(ContextEffect.GUARDED, if_=bool(node.handlers)):
+        ends = read_block(reading, node.body)
     _read_arms(reading, [handler.body for handler in node.handlers])
-    if not ends:
-        ends = read_block(reading, node.orelse)
+    ends = ends or read_block(reading, node.orelse)
     return read_block(reading, node.finalbody) or (ends and not node.handlers)
 
 
@@ -392,6 +392,7 @@ def _attribute_of_object(reading: Reading, owner: TrackedObject, node: ast.Attri
             return wrapped(owner.of, node, state) if owner.of else unknown
     if owner.kind is ObjectKind.MODEL and node.attr == "module" and owner.state is ModelState.ENGINE:
         return wrapped(owner, node, ModelState.IN_ENGINE)
+    wrappers.note_attribute(reading, owner, node)
     if owner.kind is ObjectKind.TOKENS and node.attr == "sequences":
         return owner
     method = owner.cls.method(node.attr) if owner.cls else None

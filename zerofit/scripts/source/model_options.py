@@ -78,6 +78,11 @@ def quantization(reading: Reading, call: CallSite) -> Quantization | None:
     return Quantization(made=found[0].made, arguments=arguments)
 
 
+def flags_given(reading: Reading, call: CallSite) -> frozenset[str]:
+    """Return those of load_in_4bit and load_in_8bit that a call gets, also from dictionaries."""
+    return frozenset(flag for flag in _FLAGS if any(_option(reading.scope, call.node, flag)))
+
+
 def _option(scope: Scope, node: ast.expr, name: str) -> Iterator[ast.expr]:
     """Yield the expressions that a call's option may have, also those of dictionaries that are unpacked."""
     for keyword in node.keywords if isinstance(node, ast.Call) else ():

@@ -129,6 +129,12 @@ def is_trainer(name: str) -> bool:
     return bool(_TRAINER.fullmatch(name))
 
 
+def is_called_trainer(name: str) -> bool:
+    """Return True if a class of any module is called a trainer: "dataloader.CustomTrainerForgetting"."""
+    last = name.rpartition(".")[2]
+    return "Trainer" in last and last[:1].isupper() and not last.endswith(("Arguments", "Config", "Callback"))
+
+
 def is_arguments(name: str) -> bool:
     """Return True if a dotted name is TrainingArguments or a subclass in TRL."""
     return bool(_ARGUMENTS.fullmatch(name) or _TRL_CONFIG.fullmatch(name))

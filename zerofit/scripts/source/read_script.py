@@ -202,6 +202,7 @@ def _call(reading: Reading, seen: RecordedCall) -> ScriptCall:
         is_in_each_training=_is_in_each_training(reading, seen),
         is_outside_engine=_is_outside_engine(reading, seen),
         is_conditional=bool(seen.conditions),
+        is_in_each_run=not (seen.conditions or seen.loops or seen.root),
         needs=frozenset().union(*(condition.needs for condition in seen.conditions)),
         every_few_steps=reading.text.snippet(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from zerofit.scripts.source.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from zerofit.scripts.facts import Plain, ScriptArgument, UsedOptimizer
     from zerofit.scripts.source.script_text import ScriptText
@@ -35,6 +36,8 @@ class ContextEffect(Enum):
     GATHERED = auto()
     NO_GRADIENTS = auto()
     INFERENCE_MODE = auto()
+    GUARDED = auto()
+    """Inside a `try` that catches something."""
     ZERO_INIT = auto()
     ZERO_CONTEXT = auto()
     """Affects ZeRO by code that is not analysed."""
@@ -179,6 +182,14 @@ class Reading:
             )
         )
 
+    @contextmanager
+    def inside(self, effect: ContextEffect, *, if_: bool) -> Iterator[None]:
+        """Take the code of a block for affected by something, if that is so."""
+        num = len(self.within)
+        self.within += [effect] * if_
+        yield
+        del self.within[num:]
+
     def record_with_keywords(
         self, action: Action, call: CallSite, tracked: TrackedObject | None = None, **more: Any
     ) -> tuple[Keyword, ...]:
@@ -201,7 +212,7 @@ class Reading:
         )
         self.models.append(tracked)
         first = self.text.snippet(self.one_after_other[-1]) if self.one_after_other else None
-        self.record(Action.MAKE_MODEL, node, tracked, more={"first_rank": first})
+        self.record(Action.MAKE_MODEL, node, tracked, given=tracked.given, more={"first_rank": first})
         return tracked
 
     def certain_keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
@@ -252,9 +263,10 @@ class Reading:
             return
         if isinstance(value, TrackedObject) and value.kind is ObjectKind.CONFIG:
             text = f"{name}=..."
-            if value.file is not None and value.file.literal is not None:
+            content = value.file.literal or value.file.name if value.file is not None else None
+            if content is not None:
                 place = self.text.snippet(node).place
-                yield Keyword(name=name, value=value.file.literal, text=text, place=place)
+                yield Keyword(name=name, value=content, text=text, place=place)
             return
         is_known, plain = plain_of(value)
         if is_known:

@@ -6,13 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from rule_examples.example import (
+    LANGUAGE,
     LAUNCH,
     NAMING_LAUNCH,
     ON_CPU,
     TWO_RANKS,
+    ZERO2_LAUNCH,
     Example,
     Examples,
     by_accelerate,
+    changed,
     config,
 )
 from zerofit.core.facts import GpuSpec, Machine
@@ -68,6 +71,13 @@ EXAMPLES = {
     "mixed-precision-against-file": Examples(
         bad=_flag_and_file(fp16={"enabled": True}),
         good=_flag_and_file(bf16={"enabled": True}),
+    ),
+    "mixed-precision-set-by-script": Examples(
+        bad=Example(
+            accelerate={**ZERO2_LAUNCH, "mixed_precision": "bf16"},
+            script=changed(LANGUAGE, "Accelerator()", 'Accelerator(mixed_precision="no")'),
+        ),
+        good=Example(accelerate={**ZERO2_LAUNCH, "mixed_precision": "bf16"}, script=LANGUAGE),
     ),
     "quantization-needs-lora": Examples(
         bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=TWO_RANKS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
@@ -16,10 +17,12 @@ from zerofit.checking.inputs.accelerate import (
     uses_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
+from zerofit.checking.inputs.script_arguments import given_argument
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
+from zerofit.checking.rules.script.loop import STEPS_NAMES, is_told_steps
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from zerofit.checking.inputs.accelerate import LaunchLayers
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.scripts.facts import Keyword
 
 
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
@@ -198,49 +200,60 @@ def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
     evidence=ignored((_STEPS, 1)),
 )
 def _steps_missing(situation: Situation) -> Iterator[Hit]:
-    file, keyword = situation.deepspeed, _steps_of_script(situation)
-    if file is None or keyword is None or situation.route is not Route.ACCELERATE:
+    file, steps = situation.deepspeed, _steps_of_accelerator(situation)
+    if file is None or steps is None or situation.route is not Route.ACCELERATE:
         return
-    if keyword.value != 1 and file.at(_STEPS) is None:
+    if steps.value != 1 and file.at(_STEPS) is None:
         edit = SetValue(document=file.name, path=(_STEPS,), value="auto")
-        yield _steps_beside(keyword, f"{say(file, _STEPS)} in {file.name}", edit)
+        yield hit_of(steps, f" with {say(file, _STEPS)} in {file.name}", edits=(edit,))
 
 
-def _steps_of_script(situation: Situation) -> Keyword | None:
+def _steps_of_accelerator(situation: Situation) -> Said[int] | None:
     for keyword in situation.script.accelerator_keywords if situation.script else ():
         if keyword.name == _STEPS and type(keyword.value) is int:
-            return keyword
+            return replace(keyword.said, text=f"Accelerator({keyword.text})")
     return None
 
 
-def _steps_beside(keyword: Keyword, other: str, *edits: Edit) -> Hit:
-    found = f"Accelerator({keyword.text}) with {other}"
-    return Hit(found=found, place=keyword.place, confidence=keyword.confidence, edits=edits)
+def _steps_of_script(situation: Situation) -> Said[int] | None:
+    """Return the steps that a script counts with: those of its Accelerator, or of its own argument."""
+    script = situation.script
+    said = _steps_of_accelerator(situation)
+    if said is not None or script is None or not script.find(Action.ACCUMULATE) or is_told_steps(script):
+        return said
+    own = given_argument(situation, *STEPS_NAMES)
+    number = whole_number(own.value) if own is not None else None
+    made = next(iter(script.find(Action.MAKE_ACCELERATOR)), None)
+    if own is None or number is None or made is None:
+        return None
+    return replace(own, value=number, place=own.place or made.seen.place, confidence=Confidence.LIKELY)
 
 
 @Rule(
     id="accumulation-differs",
     severity=Severity.WARNING,
-    summary="Accelerator() and the DeepSpeed file accumulate different numbers of steps",
-    why="accelerate uses the DeepSpeed file's number, with one line in its log",
+    summary="the script and the DeepSpeed file accumulate different numbers of steps",
+    why="accelerate uses the DeepSpeed file's number, with one line in its log; what the script counts by "
+    "its own, such as the steps of the schedule, is for another",
     fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file, or the same number in both',
     see=f"{ACCELERATE}/accelerator.py",
     evidence=ignored((_STEPS, 8)),
 )
 def _steps_differ(situation: Situation) -> Iterator[Hit]:
-    file, keyword = situation.deepspeed, _steps_of_script(situation)
-    if file is None or keyword is None or situation.route is not Route.ACCELERATE:
+    file, own = situation.deepspeed, _steps_of_script(situation)
+    if file is None or own is None or situation.route is not Route.ACCELERATE:
         return
     steps = file.value(_STEPS)
-    if isinstance(steps, int) and steps != keyword.value:
-        yield _steps_beside(keyword, f"{say(file, _STEPS)} in {file.name}")
+    if isinstance(steps, int) and steps != own.value:
+        yield hit_of(own, f" with {say(file, _STEPS)} in {file.name}")
 
 
 @Rule(
     id="accumulation-differs-in-accelerate-file",
     severity=Severity.WARNING,
-    summary="Accelerator() and accelerate's file accumulate different numbers of steps",
-    why="with DeepSpeed accelerate silently uses the file's number",
+    summary="the script and accelerate's file accumulate different numbers of steps",
+    why="with DeepSpeed accelerate silently uses the file's number; what the script counts by its own, such "
+    "as the steps of the schedule, is for another",
     fix="write the same number in both",
     see=_PLUGIN,
     evidence=ignored((_STEPS, 2)),
@@ -249,9 +262,9 @@ def _steps_differ_in_launch(situation: Situation) -> Iterator[Hit]:
     launch = _launch_without_file(situation)
     said = launch_value(launch, _STEPS) if launch else None
     steps = whole_number(said.value) if said else None
-    keyword = _steps_of_script(situation)
-    if said and steps is not None and keyword and keyword.value != steps:
-        yield _steps_beside(keyword, said.text)
+    own = _steps_of_script(situation)
+    if said and steps is not None and own and own.value != steps:
+        yield hit_of(own, f" with {said.text}")
 
 
 @Rule(

@@ -9,11 +9,13 @@ from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
     DYNAMO_BACKEND,
     is_for_sagemaker,
+    launch_count,
     launch_of,
+    starts_one_process,
     uses_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, ignored
+from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_at, hit_of, ignored
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
@@ -289,6 +291,27 @@ def _no_num_processes(situation: Situation, file: Document, schema: Schema) -> I
             found="num_processes=-1" if entry else "no num_processes and no --num_processes",
             place=file.place(entry.key_span if entry else file.root.span),
         )
+
+
+@Rule(
+    id="distributed-type-starts-one-process",
+    severity=Severity.WARNING,
+    summary="with distributed_type: NO accelerate starts one process",
+    why="the number of processes has no effect: the script trains on one GPU, and each step has the samples "
+    "of one rank",
+    fix="write distributed_type: MULTI_GPU, or another type with ranks, or num_processes: 1",
+    see=f"{ACCELERATE}/commands/launch.py",
+    evidence=ignored(not_reproduced="the harness sets the number of ranks itself"),
+)
+@_in_file
+def _one_process(situation: Situation, file: Document, schema: Schema) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    kind = file.said("distributed_type")
+    if launch is None or kind is None or not starts_one_process(launch):
+        return
+    ranks = launch_count(launch, "num_processes")
+    if ranks is not None and ranks.value > 1:
+        yield hit_of(ranks, f" with {kind.text}")
 
 
 @Rule(

@@ -53,6 +53,8 @@ def _only_hjson(situation: Situation) -> Iterator[Hit]:
 def _without_zero_section(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     entry = document.at("zero_optimization") if document else None
+    if document and document.value("autotuning", "enabled") is True:
+        return  # the autotuner writes a section of its own for each trial
     if document and isinstance(entry.plain if entry else True, bool) and is_read_by_others(situation):
         found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
         yield hit_at(document, ("zero_optimization",), found=found)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.fsdp_run import truth_of
+from zerofit.checking.inputs.accelerate import whole_number
+from zerofit.checking.inputs.fsdp_run import fsdp_of, truth_of
+from zerofit.checking.inputs.quantization import quantizes_to
 from zerofit.checking.rule import (
     ACCELERATE,
     HANGS,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _ACCELERATOR = f"{ACCELERATE}/accelerator.py"
 _SHARDS = f"{ACCELERATE}/utils/fsdp_utils.py"
 _RUNS = (Action.FORWARD, Action.GENERATE)
+_EFFICIENT = "cpu_ram_efficient_loading"
 
 
 @Rule(
@@ -219,6 +222,43 @@ def _blocks_twice(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     if said is not None and truth_of(said.value) is True and situation.route is not Route.TRAINER:
         for call in unguarded_calls(situation, Action.CHECKPOINT_ACTIVATIONS):
             yield hit(call.seen, f" with {said.text}")
+
+
+@Rule(
+    id="fsdp2-shards-no-8-bit-weights",
+    severity=Severity.ERROR,
+    summary="FSDP 2 does not shard 8-bit weights",
+    why="it replaces each parameter, and bitsandbytes' Int8Params can't become sharded ones",
+    fix="load the model in 4 bits with bnb_4bit_quant_storage=torch.bfloat16, or leave FSDP out",
+    see="https://huggingface.co/docs/bitsandbytes/fsdp_qlora",
+    evidence=fails("Creating a Parameter from an instance of type Int8Params"),
+)
+@under_fsdp(version=2)
+def _eight_bits(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
+    said = quantizes_to(situation, 8)
+    if said is not None:
+        yield hit_of(said, f" with {fsdp.uses.text}")
+
+
+@Rule(
+    id="fsdp2-loads-quantized-whole",
+    severity=Severity.WARNING,
+    summary="under FSDP 2 cpu_ram_efficient_loading has no effect on 4-bit weights",
+    why="transformers loads quantized weights on every rank, and accelerate does not send 4-bit ones from "
+    "rank 0, so that the host needs memory for a copy of each rank",
+    fix="leave cpu_ram_efficient_loading out",
+    see=_SHARDS,
+    evidence=ignored(not_reproduced="the harness does not observe how a rank loads weights"),
+)
+def _loads_whole(situation: Situation) -> Iterator[Hit]:
+    said = quantizes_to(situation, 4)
+    fsdp, axolotl = fsdp_of(situation), situation.arguments.axolotl_fsdp or {}
+    version = axolotl.get("version")
+    loading = axolotl.get(_EFFICIENT) if version is not None and whole_number(version.value) == 2 else None
+    if fsdp is not None and fsdp.version == 2:
+        loading = fsdp.find(_EFFICIENT)
+    if said is not None and loading is not None and truth_of(loading.value) is True:
+        yield hit_of(loading, f" with {said.text}")
 
 
 @Rule(

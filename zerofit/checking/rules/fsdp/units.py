@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _PREPARE = f"{ACCELERATE}/utils/fsdp_utils.py"
 _POLICY, _SIZE, _CLASSES = "auto_wrap_policy", "min_num_params", "transformer_layer_cls_to_wrap"
+_RECOMPUTES = "activation_checkpointing"
 _BY_CLASS, _BY_SIZE, _NONE = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"
 _WHOLE = re.compile(r"\s*[+-]?[0-9_]+\s*")
 _CLASS = re.compile(r"[A-Za-z_]\w*")
@@ -60,6 +61,8 @@ def _is_whole(said: Said[object]) -> bool:
 @under_fsdp()
 def _no_units(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     policy, said, size = _policy(fsdp), fsdp.find(_POLICY), fsdp.find(_SIZE)
+    if fsdp.is_on(_RECOMPUTES):
+        return  # fsdp-checkpointing-needs-blocks
     if policy == _NONE:
         if said is not None:
             yield hit_of(said)
@@ -74,6 +77,27 @@ def _takes_no_size(fsdp: FsdpRun, size: Said[object] | None) -> bool:
     if size is not None:
         return whole_number(size.value) == 0
     return fsdp.source is not FsdpSource.LAUNCH and fsdp.is_complete  # the launcher's default is 1e8
+
+
+@Rule(
+    id="fsdp-checkpointing-needs-blocks",
+    severity=Severity.ERROR,
+    summary="FSDP's activation_checkpointing needs a wrap policy",
+    why="the policy picks the blocks that are recomputed, and without one prepare() calls None",
+    fix="write auto_wrap_policy: TRANSFORMER_BASED_WRAP, or leave activation_checkpointing out",
+    see="https://github.com/huggingface/accelerate/issues/3822",
+    evidence=fails("'NoneType' object is not callable"),
+)
+@under_fsdp(version=2)
+def _recomputes_no_block(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
+    recomputes, said, size = fsdp.find(_RECOMPUTES), fsdp.find(_POLICY), fsdp.find(_SIZE)
+    if recomputes is None or not fsdp.is_on(_RECOMPUTES):
+        return
+    policy = _policy(fsdp)
+    if policy == _NONE:
+        yield hit_of(said or recomputes, f" with {recomputes.text if said else 'no auto_wrap_policy'}")
+    elif policy == _BY_SIZE and said is not None and _takes_no_size(fsdp, size):
+        yield hit_of(said, f" with {size.text if size else 'no min_num_params'} and {recomputes.text}")
 
 
 @Rule(

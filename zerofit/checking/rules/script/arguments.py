@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.launcher_flags import flags_of, is_switch
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from zerofit.checking.situation import Situation
+    from zerofit.core.command import LaunchCommand
 
 
-_LOCAL_RANK = "--local_rank"
+_LOCAL_RANK, _LOCAL_RANK_OF_TORCH = "--local_rank", "--local-rank"
 _UNKNOWN = "**"
 
 
 @Rule(
     id="script-must-take-local-rank",
     severity=Severity.ERROR,
-    summary="the deepspeed launcher passes --local_rank to the script, which refuses it",
+    summary="the launcher passes the local rank to the script, which refuses it",
     why="parse_args() exits at an unknown argument",
     fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
     see=f"{DEEPSPEED}/launcher/launch.py",
@@ -33,17 +35,27 @@ _UNKNOWN = "**"
 )
 def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
     command, script = situation.command, situation.script
-    if command is None or script is None or command.launcher is not Launcher.DEEPSPEED:
-        return
+    given = _passed_rank(command) if command is not None and script is not None else None
+    for call in unguarded_calls(situation, Action.PARSE_STRICTLY) if command and given else ():
+        # argparse accepts a prefix of a longer option.
+        takes = any(option == "**" or option.startswith(given or "") for option in call.options)
+        if not takes and given == _LOCAL_RANK:
+            yield hit(call.seen, f" without {_LOCAL_RANK}")
+        elif not takes:
+            why = f"since torch 2.0 the launcher passes {given} with a hyphen, and parse_args() refuses it"
+            fix = f"write torchrun in place of {command.program}, or add {given} to the parser"
+            yield replace(hit(call.seen, f" without {given}"), why=why, fix=fix)
+
+
+def _passed_rank(command: LaunchCommand) -> str | None:
+    """Return the option by which a launcher hands the local rank to the script; None if it does not."""
+    if command.launcher is Launcher.TORCHRUN:
+        is_older = command.program.endswith("torch.distributed.launch")
+        return _LOCAL_RANK_OF_TORCH if is_older and command.find("use_env", "no_python") is None else None
     by = command.find("launcher")
     # Other multi-node launchers start the script themselves, without the argument.
-    if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
-        return
-    for call in unguarded_calls(situation, Action.PARSE_STRICTLY):
-        # argparse accepts a prefix of a longer option.
-        takes = any(option == "**" or option.startswith(_LOCAL_RANK) for option in call.options)
-        if not takes:
-            yield hit(call.seen, f" without {_LOCAL_RANK}")
+    is_without = command.find("no_local_rank", "no_python") or (by and by.value != "pdsh")
+    return _LOCAL_RANK if command.launcher is Launcher.DEEPSPEED and not is_without else None
 
 
 @Rule(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of, launch_value, whole_number
@@ -62,7 +61,8 @@ def _never_accumulates(situation: Situation) -> Iterator[Hit]:
 
 
 _TELLS = {"gradient_accumulation_steps", "gradient_accumulation_plugin", "**"}
-_STEPS_NAMES = ("gradient_accumulation_steps", "grad_accum_steps", "gradient_accumulation", "grad_accum")
+STEPS_NAMES = ("gradient_accumulation_steps", "grad_accum_steps", "gradient_accumulation", "grad_accum")
+"""Arguments of public scripts for the steps of accumulation."""
 
 
 @Rule(
@@ -81,14 +81,21 @@ def _not_told(situation: Situation) -> Iterator[Hit]:
     if script is None or script.route is not Route.ACCELERATE or not script.find(Action.ACCUMULATE):
         return
     makes = script.find(Action.MAKE_ACCELERATOR)
-    plugins = script.find(Action.MAKE_PLUGIN)
-    is_told = script.sets_accumulation or any(call.given & _TELLS for call in (*makes, *plugins))
-    if not makes or is_told or any(_manual_steps(script)) or _is_told_by_others(situation):
+    if not makes or is_told_steps(script) or any(_manual_steps(script)) or _is_told_by_others(situation):
         return
-    asked = _asked_steps(situation)
+    asked, made = _asked_steps(situation), makes[0].seen
     if asked is not None:
-        made = makes[0].seen
-        yield replace(hit(made, f" with {asked.text}"), place=made.place)
+        yield hit(made, f" with {asked.text}")
+    elif situation.command is None and situation.accelerate is None and situation.deepspeed is None:
+        own = next((option for option in script.arguments if option.dest in STEPS_NAMES), None)
+        if own is not None:
+            yield hit(made, f" without the script's own --{own.dest}")
+
+
+def is_told_steps(script: ScriptFacts) -> bool:
+    """Return True if a script gives its Accelerator the steps of accumulation, or may do so."""
+    calls = script.find(Action.MAKE_ACCELERATOR, Action.MAKE_PLUGIN)
+    return script.sets_accumulation or any(call.given & _TELLS for call in calls)
 
 
 def _is_told_by_others(situation: Situation) -> bool:
@@ -109,9 +116,9 @@ def _asked_steps(situation: Situation) -> Said[Any] | None:
     """Return the steps of accumulation that the script's own arguments ask for, if those are several."""
     arguments = situation.command.arguments if situation.command else ()
     for name, value, text in argument_pairs(arguments):
-        if name.rpartition(".")[2] in _STEPS_NAMES and (whole_number(value) or 0) > 1:
+        if name.rpartition(".")[2] in STEPS_NAMES and (whole_number(value) or 0) > 1:
             return Said(value=value, text=text)
-    said = given_argument(situation, *_STEPS_NAMES)
+    said = given_argument(situation, *STEPS_NAMES)
     return said if said is not None and (whole_number(said.value) or 0) > 1 else None
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of_deepspeed, named_deepspeed_file
+from zerofit.checking.inputs.quantization import arguments_of_bits
 from zerofit.checking.inputs.script_arguments import given_argument, is_on
 from zerofit.checking.rule import (
     ACCELERATE,
@@ -56,8 +57,9 @@ _OWN_PLUGIN = {"deepspeed_plugin", "deepspeed_plugins", "**"}
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _device_map(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, *_LIBRARY):
-        if model.is_before_setup:
+    for model in situation.script.models if situation.script else ():
+        # A model that does not train is refused as well.
+        if model.is_before_setup or model.is_in_zero_init or model.source not in _LIBRARY:
             continue
         is_computed = model.device_map is not None and model.device_map.argument is None
         if _device_map_of(model) or is_computed:
@@ -204,16 +206,6 @@ def _unsloth(situation: Situation) -> Iterator[Hit]:
         yield hit_of(replace(backend, confidence=Confidence.LIKELY))
 
 
-_QUANTIZES = {
-    "bits": ("4", "8"),
-    "quantization_bit": ("4", "8"),
-    "quant_bits": ("4", "8"),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "use_4bit", "use_8bit"), ()),
-    **dict.fromkeys(("use_qlora", "q_lora", "qlora"), ()),
-}
-"""Arguments of public scripts that quantize the model, and the values that do; none: any that is on."""
-
-
 _WHY_UNREAD = (
     "by its name it quantizes the model, which each rank then loads whole; earlier releases of transformers "
     "refuse it (device_map)"
@@ -222,10 +214,8 @@ _WHY_UNREAD = (
 
 def _quantizing_arguments(situation: Situation) -> Iterator[Said[Any]]:
     """Yield the arguments of a script that can't be read that by their names quantize its model."""
-    for name, values in _QUANTIZES.items():
-        said = given_argument(situation, name)
-        if said is not None and (str(said.value) in values if values else is_on(said)):
-            yield said
+    for bits in (4, 8):
+        yield from arguments_of_bits(situation, bits)
 
 
 @Rule(

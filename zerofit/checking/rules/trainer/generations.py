@@ -1,4 +1,4 @@
-"""Rule on TRL's GRPOConfig and RLOOConfig: batches hold whole groups of generations."""
+"""Rules on TRL's GRPOConfig and RLOOConfig: groups of generations, and the GPUs of the vLLM server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.inputs.script_arguments import given_argument, is_on
 from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, hit_of
 from zerofit.checking.rules.script.hits import hit, least
 from zerofit.core.command import Launcher
@@ -49,13 +50,13 @@ _FORMER = {"rloo_k", "num_sample_generations", "**"}
 def _breaks_groups(situation: Situation) -> Iterator[Hit]:
     script, ranks = situation.script, _world_size(situation)
     found = _settings(situation, script) if script is not None and ranks is not None else None
+    alone = found[1]["num_generations"] if found is not None else _of_line(situation)
+    if alone is not None and alone.value in (1, "1"):
+        why = "an advantage compares the generations of a prompt, so TRL refuses one alone"
+        yield hit_of(alone, why=why, fix="set num_generations to 2 or more")
     if found is None or ranks is None:
         return
     call, settings = found
-    alone = settings["num_generations"]
-    if alone is not None and alone.value == 1:
-        why = "an advantage compares the generations of a prompt, so TRL refuses one alone"
-        yield hit_of(alone, why=why, fix="set num_generations to 2 or more")
     for size, texts, group in (_training(settings, ranks), _evaluation(settings, ranks)):
         if size is None or group is None or not isinstance(group.value, int) or group.value < 1:
             continue
@@ -66,6 +67,12 @@ def _breaks_groups(situation: Situation) -> Iterator[Hit]:
             place = group.place or call.seen.place
             text = f"{group.text} with {factors} on {on}: {size} is no multiple of {group.value}"
             yield replace(hit(call.seen, confidence=confidence), found=text, place=place)
+
+
+def _of_line(situation: Situation) -> Said[Any] | None:
+    """Return num_generations of a recipe, or of a program whose config is not seen."""
+    said = situation.arguments.find("num_generations") if situation.script is None else None
+    return None if said is None else replace(said, confidence=Confidence.LIKELY)
 
 
 def _world_size(situation: Situation) -> int | None:
@@ -143,6 +150,71 @@ def _evaluation(
     if strategy is None or strategy.value not in ("steps", "epoch") or size is None or group is None:
         return None, (), None
     return (size.value * ranks if type(size.value) is int else None), (size, strategy), group
+
+
+_SERVER = "vllm_mode"
+_ELSEWHERE = ("vllm_server_host", "vllm_server_base_url")
+_HERE = ("0.0.0.0", "127.0.0.1", "localhost")
+_OWN_DEVICE = "vllm_device"
+"""Of TRL before 0.16, which runs vLLM beside the first rank, on a GPU behind those of the ranks."""
+
+
+@Rule(
+    id="vllm-needs-a-gpu-of-its-own",
+    severity=Severity.ERROR,
+    summary="vLLM needs a GPU that no rank trains on",
+    why="in server mode, and with vllm_device, vLLM generates on a GPU of its own beside the ranks",
+    fix="start fewer ranks, or set vllm_mode to colocate",
+    see="https://huggingface.co/docs/trl/vllm_integration",
+    evidence=fails(not_reproduced="needs GPUs and vLLM"),
+)
+def _no_gpu_for_vllm(situation: Situation) -> Iterator[Hit]:
+    ranks = situation.topology
+    uses, mode = _of_config(situation, "use_vllm"), _of_config(situation, _SERVER)
+    beside = _of_config(situation, _OWN_DEVICE) if mode is None else mode
+    if ranks is None or uses is None or beside is None or not is_on(uses) or _is_elsewhere(situation):
+        return
+    if mode is not None and str(mode.value) != "server":
+        return
+    meant = _of_config(situation, "num_processes")  # open-r1's recipes say how many ranks leave one GPU free
+    if meant is not None and type(meant.value) is int and meant.value < ranks.world_size:
+        found = f"{ranks.world_size} ranks with {uses.text} and {meant.text}"
+        yield hit_of(
+            replace(meant, text=found, confidence=Confidence.LIKELY), fix=f"start {meant.value} ranks"
+        )
+        return
+    gpus = _gpus_of_node(situation)
+    if gpus is not None and ranks.ranks_per_node >= gpus.value:
+        several = f"rank{'s' * (ranks.ranks_per_node > 1)} a node"
+        found = f"{ranks.ranks_per_node} {several} with {uses.text} and {beside.text}, on {gpus.text}"
+        fewer = ranks.ranks_per_node - 1
+        fix = f"start {fewer} ranks a node, or set vllm_mode to colocate" if fewer else None
+        yield Hit(found=found, place=uses.place, fix=fix, confidence=Confidence.LIKELY)
+
+
+def _of_config(situation: Situation, name: str) -> Said[Any] | None:
+    """Return an argument that the line, the recipe or the script's own config gives a value."""
+    script = situation.script
+    for keyword in script.training_arguments if script is not None else ():
+        if keyword.name == name:
+            return keyword.said
+    return given_argument(situation, name)
+
+
+def _is_elsewhere(situation: Situation) -> bool:
+    """Return True if the server is on another machine, or may be."""
+    hosts = (_of_config(situation, name) for name in _ELSEWHERE)
+    return any(host is not None and not any(here in str(host.value) for here in _HERE) for host in hosts)
+
+
+def _gpus_of_node(situation: Situation) -> Said[int] | None:
+    """Return the GPUs of a node that are given by --gpus, or that the job asks Slurm for."""
+    if situation.machine is not None and situation.machine.gpus:
+        number = len(situation.machine.gpus)
+        return Said(value=number, text=f"{number} GPU{'s' * (number > 1)}")
+    job = situation.line.job if situation.line is not None else None
+    found = job.gpus_per_node if job is not None else None
+    return None if found is None else Said(value=found[0], text=f"#SBATCH {found[1].text}")
 
 
 RULES = declared(vars())

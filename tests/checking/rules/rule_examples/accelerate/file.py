@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rule_examples.example import LAUNCH, ZERO2_LAUNCH, Example, Examples, launching, without
+from rule_examples.example import LAUNCH, LAUNCH_FILE, ZERO2_LAUNCH, Example, Examples, launching, without
 
 _PRECISION = """\
 compute_environment: LOCAL_MACHINE
@@ -21,6 +21,7 @@ deepspeed_config:
   zero_stage: 3
   zero_stage: 1
 """
+_ALONE = {**LAUNCH_FILE, "distributed_type": "NO"}
 
 
 EXAMPLES = {
@@ -51,6 +52,10 @@ EXAMPLES = {
     "accelerate-needs-num-processes": Examples(
         bad=Example(accelerate=without(ZERO2_LAUNCH, "num_processes"), command=LAUNCH),
         good=Example(accelerate=ZERO2_LAUNCH, command=LAUNCH),
+    ),
+    "distributed-type-starts-one-process": Examples(
+        bad=Example(accelerate={**_ALONE, "num_processes": 2}),
+        good=Example(accelerate=_ALONE),
     ),
     "accelerate-key-needs-flag": Examples(
         bad=Example(accelerate={**ZERO2_LAUNCH, "rdzv_backend": "c10d"}),

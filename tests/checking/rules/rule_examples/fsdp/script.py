@@ -51,9 +51,20 @@ model.train()
 )
 
 
-def _quantized(script: str) -> Example:
+_LORA_8 = changed(
+    _QLORA,
+    """\
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_quant_storage=torch.bfloat16
+""",
+    """\
+    load_in_8bit=True
+""",
+)
+
+
+def _quantized(script: str, **more: object) -> Example:
     """Return an example of QLoRA in bf16."""
-    plain = sharding(script)
+    plain = sharding(script, **more)
     assert isinstance(plain.accelerate, dict)
     return replace(plain, accelerate={**plain.accelerate, "mixed_precision": "bf16"})
 
@@ -106,6 +117,11 @@ EXAMPLES = {
             changed(LANGUAGE, "optimizer = torch", _CHECKPOINTS), fsdp_activation_checkpointing=True
         ),
         good=sharding(LANGUAGE, fsdp_activation_checkpointing=True),
+    ),
+    "fsdp2-shards-no-8-bit-weights": Examples(bad=_quantized(_LORA_8), good=_quantized(_QLORA)),
+    "fsdp2-loads-quantized-whole": Examples(
+        bad=_quantized(_QLORA, fsdp_cpu_ram_efficient_loading=True),
+        good=_quantized(_QLORA, fsdp_cpu_ram_efficient_loading=False),
     ),
     "fsdp2-quantized-storage-is-float": Examples(
         bad=_quantized(changed(_QLORA, ", bnb_4bit_quant_storage=torch.bfloat16", "")),

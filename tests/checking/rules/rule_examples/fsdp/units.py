@@ -10,6 +10,10 @@ _BLOCK, _MISSPELT = "LlamaDecoderLayer", "LlamaDecodeLayer"
 
 EXAMPLES = {
     "fsdp-wraps-no-block": Examples(bad=sharding(LANGUAGE, fsdp_auto_wrap_policy="NO_WRAP"), good=_BLOCKS),
+    "fsdp-checkpointing-needs-blocks": Examples(
+        bad=sharding(LANGUAGE, fsdp_auto_wrap_policy="NO_WRAP", fsdp_activation_checkpointing=True),
+        good=sharding(LANGUAGE, fsdp_activation_checkpointing=True),
+    ),
     "fsdp2-shards-no-module-lists": Examples(
         bad=sharding(LANGUAGE, fsdp_auto_wrap_policy="SIZE_BASED_WRAP", fsdp_min_num_params=1000),
         good=_BLOCKS,

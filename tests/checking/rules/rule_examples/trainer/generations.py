@@ -1,9 +1,11 @@
-"""Examples of the rule of zerofit/checking/rules/trainer/generations.py."""
+"""Examples of the rules of zerofit/checking/rules/trainer/generations.py."""
 
 from __future__ import annotations
 
 from rule_examples.example import Example, Examples, changed
 from zerofit.core.command import Route
+from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.units import GIB
 
 _RANKS = "torchrun --nproc_per_node 2"
 _CONFIG = """\
@@ -15,6 +17,23 @@ arguments = GRPOConfig(
 )
 print("generation batch", arguments.generation_batch_size)
 """
+_GPU = GpuSpec(name="A100", memory_bytes=80 * GIB, compute_capability=(8, 0))
+_FOUR_GPUS = Machine(
+    gpus=(_GPU,) * 4,
+    num_cpu_cores=8,
+    host_memory_bytes=256 * GIB,
+    host_memory_available_bytes=250 * GIB,
+)
+
+
+def _all_gpus(num_ranks: int) -> Example:
+    """Return an example of ranks beside a vLLM server, on a node with four GPUs."""
+    return Example(
+        command=f"torchrun --nproc_per_node {num_ranks}",
+        route=Route.TRAINER,
+        arguments="--use_vllm true --vllm_mode server",
+        machine=_FOUR_GPUS,
+    )
 
 
 EXAMPLES = {
@@ -26,4 +45,5 @@ EXAMPLES = {
         ),
         good=Example(command=_RANKS, route=Route.TRAINER, script=_CONFIG),
     ),
+    "vllm-needs-a-gpu-of-its-own": Examples(bad=_all_gpus(4), good=_all_gpus(3)),
 }
