@@ -1,6 +1,6 @@
 """Trains a small Llama by Trainer, which evaluates, generates and saves on the way: sharded_trainer.py CASE.
 
-The evaluation's seven samples are more on one rank than on the other. Writes what it ends with into out/.
+Two ranks share the seven samples of its evaluation unevenly. Writes what it ends with into out/.
 """
 
 import json
@@ -48,7 +48,7 @@ def main(case, ranks):
         "out",
         max_steps=NUM_STEPS,
         per_device_train_batch_size=GLOBAL_BATCH // ranks,
-        per_device_eval_batch_size=2,
+        per_device_eval_batch_size=1,
         learning_rate=1e-2,
         logging_steps=1,
         eval_strategy="steps",
