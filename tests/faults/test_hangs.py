@@ -32,8 +32,9 @@ def test_a_stopped_rank_is_named_and_ends_the_run(start: Callable[..., RunningLa
     assert_all_gone(below)
 
 
-def test_the_rank_that_lacks_a_collective_is_named(start: Callable[..., RunningLaunch]) -> None:
-    run = start("--hang-limit", "5", TRAIN, "3000", "stall", "1", "4", engine="deepspeed")
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+def test_the_rank_that_lacks_a_collective_is_named(engine: str, start: Callable[..., RunningLaunch]) -> None:
+    run = start("--hang-limit", "5", TRAIN, "3000", "stall", "1", "4", engine=engine)
     exit_code, said = run.end()
     assert exit_code == 1, said
     record = run.record()

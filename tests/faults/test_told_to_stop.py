@@ -17,7 +17,7 @@ from runs import environment, run_command
 
 from zerofit.core.plan import plan_to_json
 from zerofit.core.rank_observation import read_observation
-from zerofit.core.strategy import ZeroStage
+from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.launching.clusters.job import Job, job_to_json
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
@@ -25,17 +25,24 @@ from zerofit.planning.plan_from_flags import choose
 
 pytestmark = pytest.mark.faults
 _SCRIPTS = Path(__file__).parents[1] / "clusters" / "scripts"
+_ENGINES: dict[str, tuple[dict[str, object], tuple[str, str]]] = {
+    "ZeRO-2": ({"zero_stage": ZeroStage(2)}, ("--zero-stage", "2")),
+    "FSDP2": ({"engine": Engine.FSDP2}, ("--engine", "fsdp2")),
+}
+"""Settings of a plan, and the flags that say the same."""
 _STEPS = 60
 _PATIENCE_S = 150
 
 
+@pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize(("script", "capture"), [("loop.py", LOOP), ("trainer.py", TRAINER)])
 def test_a_stopped_run_is_saved_and_its_next_start_trains_the_rest(
-    tmp_path: Path, built_ops: None, script: str, capture: object
+    tmp_path: Path, built_ops: None, script: str, capture: object, engine: str
 ) -> None:
     shutil.copy(_SCRIPTS / script, tmp_path)
     target = (script, str(_STEPS), "0.2")
-    spec = spec_of(on_cpu=True, num_processes=2, zero_stage=ZeroStage(2))
+    settings, flags = _ENGINES[engine]
+    spec = spec_of(on_cpu=True, num_processes=2, **settings)
     plan = choose(machine=probe_machine(), versions=probe_versions(), spec=spec)
     plan = replace(plan, saves_when_told=True, capture=replace(capture, target=(str(tmp_path / script),)))
     folder = tmp_path / "run"
@@ -69,12 +76,7 @@ def test_a_stopped_run_is_saved_and_its_next_start_trains_the_rest(
     run_command(command, tmp_path, OMP_NUM_THREADS="1").check()
     again = tmp_path / "plain"
     again.mkdir()
-    launch = (
-        sys.executable,
-        "-m",
-        "zerofit",
-        *["launch", "--cpu", "--num-processes", "2", "--zero-stage", "2"],
-    )
+    launch = (sys.executable, "-m", "zerofit", "launch", "--cpu", "--num-processes", "2", *flags)
     run_command((*launch, str(_SCRIPTS / script), str(_STEPS), "0"), again, OMP_NUM_THREADS="1").check()
     assert _losses(tmp_path) == _losses(again)
 

@@ -119,6 +119,32 @@ def test_whole_weights_are_saved(case: str, file: str, alone: Callable[[str], Pa
 
 
 @pytest.mark.parametrize(
+    ("case", "flags"),
+    [
+        ("plain-state", ()),
+        pytest.param("plain-state", ("--state-dict-type", "full"), marks=pytest.mark.slow),
+        pytest.param("plain-state", ("--compile",), marks=pytest.mark.slow),
+        pytest.param("compiled-state", (), marks=pytest.mark.slow),
+        pytest.param("adapters-state", (), marks=pytest.mark.slow),
+        pytest.param("adapters-state", ("--state-dict-type", "full"), marks=pytest.mark.slow),
+    ],
+)
+def test_an_export_of_a_checkpoint_has_the_weights_that_were_trained(
+    case: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    _train(case, tmp_path, *flags).check()
+    export = (sys.executable, "-m", "zerofit", "export", "out/checkpoint-4", "--out", "exported")
+    run_command(export, tmp_path).check()
+    (file,) = (tmp_path / "exported").glob("*.safetensors")
+    exported, trained = load_file(file), load_file(tmp_path / "out" / "end.safetensors")
+    names = {name.removeprefix("_orig_mod.").replace(".default.", "."): name for name in trained}
+    assert exported.keys() == {name for name in names if case != "adapters-state" or "lora_" in name}
+    assert all(weight.equal(trained[names[name]]) for name, weight in exported.items())
+
+
+@pytest.mark.parametrize(
     ("case", "rule"),
     [
         pytest.param("torch-save", "saves-shards", marks=pytest.mark.slow),

@@ -32,6 +32,7 @@ def _seen(run: Run, rank: int) -> dict[str, Any]:
         pytest.param("native", 1, marks=pytest.mark.slow),
         ("deepspeed", 2),
         pytest.param("native", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp2", 2, marks=pytest.mark.slow),
     ],
 )
 def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
@@ -53,7 +54,7 @@ def test_an_accelerate_loop(engine: str, ranks: int, launch: Launch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "has_manifest"),
-    [("native", True), ("native", False), ("deepspeed", True)],
+    [("native", True), ("native", False), ("deepspeed", True), ("fsdp2", True), ("fsdp2", False)],
 )
 def test_a_resumed_run_counts_from_its_checkpoint(engine: str, launch: Launch, *, has_manifest: bool) -> None:
     flags = ("--engine", engine, "--num-processes", "1", _PHASES)

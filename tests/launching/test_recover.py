@@ -15,11 +15,12 @@ from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory
 from zerofit.core.overrides import overrides
 from zerofit.core.plan import Topology
 from zerofit.core.rank_observation import Phase
-from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, Lora, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.launching.diagnose import EndKind, RunEnd
 from zerofit.launching.recover import (
     Recovery,
+    fields_of_checkpoint,
     limits_after,
     lost_steps,
     record_recoveries,
@@ -164,6 +165,25 @@ def _checkpoint(step: int | None) -> SavedCheckpoint:
         saved_at=0,
         manifest=Manifest(layout=layout, step=step, files=(), saved_at=0),
     )
+
+
+@pytest.mark.parametrize(
+    ("engine", "optimizer", "fields"),
+    [
+        (Engine.NATIVE, None, {"engine", "precision"}),
+        (Engine.DEEPSPEED, "torch.optim.adamw.AdamW", {"engine", "precision"}),
+        (Engine.DEEPSPEED, "torch.optim.sgd.SGD", {"engine", "precision", "zero_stage"}),
+        (Engine.FSDP2, "torch.optim.adamw.AdamW", {"engine", "precision", "state_dict_type"}),
+        (Engine.FSDP2, "torch.optim.sgd.SGD", {"engine", "precision", "state_dict_type"}),
+    ],
+)
+def test_the_next_plan_keeps_what_its_checkpoint_needs(
+    engine: Engine, optimizer: str | None, fields: set[str]
+) -> None:
+    layout = SavedLayout(
+        engine=engine.value, world_size=2, zero_stage=0, optimizer_offload="none", optimizer=optimizer
+    )
+    assert {*fields_of_checkpoint(Strategy(engine=engine), layout)} == fields
 
 
 def test_lost_steps_are_those_after_the_checkpoint() -> None:

@@ -30,7 +30,6 @@ from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.json import why_not_json
 from zerofit.configs.text.read import decode, format_of, read_document
-from zerofit.core.checkpoints import read_shards
 from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Confidence, Said
@@ -63,6 +62,8 @@ def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
     folder = resumed_from(arguments)
     if folder is None:
         return None
+    from zerofit.core.checkpoints import read_shards  # imported only if needed, since it takes time
+
     try:
         with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
             return read_shards(folder, file.read().strip())

@@ -12,14 +12,12 @@ import click
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_file, complete_gpus
-from zerofit.cli.options import capture_limit_option, json_option
 from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
+from zerofit.cli.shared_options import capture_limit_option, json_option
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
-from zerofit.planning.sources.settings import check_capture_limit
-from zerofit.scripts.capture.with_progress import captured
-from zerofit.scripts.capture_summary import capture_lines
+from zerofit.scripts.capture.limit import check_capture_limit
 
 if TYPE_CHECKING:
     from zerofit.checking.report import Report
@@ -170,6 +168,9 @@ def _capture(targets: Targets, *, limit_s: float) -> Capture:
             why="it runs the script among the targets up to where its training would begin",
             fix="name one script, followed by its arguments, or leave out --capture",
         )
+    from zerofit.scripts.capture.with_progress import captured  # imported only if needed, as it takes time
+    from zerofit.scripts.capture_summary import capture_lines
+
     (target,) = targets.script_targets
     without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:

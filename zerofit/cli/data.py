@@ -13,17 +13,17 @@ import click
 
 from zerofit.cli.completion import complete_file
 from zerofit.cli.draw_plot import check_can_plot
-from zerofit.cli.options import capture_limit_option
 from zerofit.cli.output.console import Console, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
 from zerofit.cli.parameters import CONTEXT, POSITIVE, TASK, Parsed, Verb, Word, number_option
+from zerofit.cli.shared_options import capture_limit_option
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
 from zerofit.data.lengths.report import BatchSetup, LengthUnit, MeasuredLengths, length_report
 from zerofit.models.task import Task
-from zerofit.planning.sources.settings import check_capture_limit
+from zerofit.scripts.capture.limit import check_capture_limit
 from zerofit.scripts.target import check_script, script_of, script_target
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ import click
 
 from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.options import gpu_ids_option, rendezvous_options, run_dir_option
+from zerofit.cli.options import gpu_ids_option, rendezvous_options
 from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, DTYPE, OFFLOAD, POSITIVE, ZERO_STAGE, Number, Word
+from zerofit.cli.shared_options import run_dir_option
 from zerofit.generation.generation_job import Gather
 
 _AT_LEAST_0, _PART = Number(float, least=0), Number(float, least=0, most=1)

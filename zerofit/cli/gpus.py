@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.options import json_option
 from zerofit.cli.output.console import terminal_width
 from zerofit.cli.parameters import CONTEXT, Verb
+from zerofit.cli.shared_options import json_option
 from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.machine.gpu_catalog import load_gpus

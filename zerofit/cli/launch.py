@@ -11,7 +11,6 @@ import click
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
-    capture_limit_option,
     check_script_flags,
     gpu_ids_option,
     rendezvous_options,
@@ -24,6 +23,7 @@ from zerofit.cli.output.console import Console, for_terminal, show_files
 from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
+from zerofit.cli.shared_options import capture_limit_option
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.launching.explain_run import explain_run
 from zerofit.launching.launch import launch as launch_script
@@ -48,7 +48,7 @@ from zerofit.launching.recover import RecoverMode
     metavar="SECONDS",
     least=0,
     default=GENERATE_LIMIT_S,
-    help="How long a rank waits in model.generate for the others, under ZeRO-3; 0 is forever.",
+    help="How long a rank waits in model.generate for the others, under ZeRO-3 and FSDP2; 0 is forever.",
 )
 @number_option(
     "--hang-limit",

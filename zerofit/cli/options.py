@@ -23,12 +23,12 @@ from zerofit.cli.parameters import (
     typed_line,
     typed_words,
 )
+from zerofit.cli.shared_options import run_dir_option, wide_option
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OptimizerName, Precision, StateDictType
 from zerofit.launching.misplaced_flags import check_misplaced_flags
-from zerofit.planning.options import CAPTURE_LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,23 +181,6 @@ trust_option = click.option(
 )
 module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 gpu_ids_option = click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
-capture_limit_option = number_option(
-    "--capture-limit",
-    "capture_limit_s",
-    metavar="SECONDS",
-    kind=float,
-    default=CAPTURE_LIMIT_S,
-    help="How long SCRIPT may take to reach its training.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
-run_dir_option = click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    default=Path("zerofit-runs"),
-    show_default=True,
-    help="Folder that contains the run folders.",
-)
 
 
 def script_options(

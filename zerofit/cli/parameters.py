@@ -14,7 +14,6 @@ from zerofit.cli.completion import matching
 from zerofit.core.errors import UserError, bad_value, nearest
 from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.models.task import Task
-from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
     from click import ParamType as ParamType
     from click.shell_completion import CompletionItem
+
+    from zerofit.planning.sources.typed_line import TypedLine
 else:
 
     class ParamType(click.ParamType):
@@ -180,6 +181,8 @@ def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def typed_line() -> TypedLine:
     """Return the running verb's command line flag by flag, each in its first spelling and in their order."""
+    from zerofit.planning.sources.typed_line import TypedFlag, TypedLine  # imported only if needed
+
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return TypedLine()

@@ -13,13 +13,11 @@ from zerofit.cli.completion import complete_file, complete_gpus, complete_script
 from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
-    capture_limit_option,
     check_script_flags,
     field_options,
     module_option,
     num_processes_option,
     settings_from,
-    wide_option,
 )
 from zerofit.cli.output.console import Console, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
@@ -27,6 +25,7 @@ from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT, POSITIVE
 from zerofit.cli.plan_options import FixingVerb, machine_options, model_options
+from zerofit.cli.shared_options import capture_limit_option, wide_option
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_to_json

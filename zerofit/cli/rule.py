@@ -10,9 +10,9 @@ import click
 from zerofit.checking.rule_pages import fix_text, rule_page, rules_table, seen_text
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_words
-from zerofit.cli.options import json_option
 from zerofit.cli.output.console import terminal_width
 from zerofit.cli.parameters import CONTEXT, Verb
+from zerofit.cli.shared_options import json_option
 from zerofit.core.errors import UserError, nearest
 
 if TYPE_CHECKING:

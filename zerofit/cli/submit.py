@@ -12,10 +12,8 @@ import click
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
-    capture_limit_option,
     check_script_flags,
     field_options,
-    json_option,
     num_processes_option,
     script_options,
     settings_from,
@@ -24,6 +22,7 @@ from zerofit.cli.options import (
 from zerofit.cli.output.console import Console, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
+from zerofit.cli.shared_options import capture_limit_option, json_option
 from zerofit.launching.clusters.job import ClusterFlags
 from zerofit.launching.clusters.submit import ClusterEngine, SubmittedRun
 from zerofit.launching.clusters.submit import submit as submit_script

@@ -11,7 +11,6 @@ import click
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
-    capture_limit_option,
     check_script_flags,
     gpu_ids_option,
     one_node_options,
@@ -22,6 +21,7 @@ from zerofit.cli.output.console import Console, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
 from zerofit.cli.parameters import CONTEXT, Parsed, number_option
 from zerofit.cli.plan_options import machine_options, model_options
+from zerofit.cli.shared_options import capture_limit_option
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import shell_words

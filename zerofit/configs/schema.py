@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.document import Entries
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerofit.configs.document import Document, KeyValue
 
 
@@ -151,24 +154,50 @@ def _walk(section: Section, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
             yield from _walk(key.section, (*path, key.name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """Every schema that the rules need."""
+    """Every schema that the rules need, each read when it is first used, as most runs need few.
 
-    deepspeed: Schema
-    """ds_config.json."""
-    accelerate: Schema
-    """The file of `accelerate config`."""
-    accelerate_launch: Schema
-    """Flags of `accelerate launch`, one flat section, names with underscores and without dashes."""
-    torchrun: Schema
-    """Flags of torchrun; those that only `python -m torch.distributed.launch` has name it as their reader."""
-    deepspeed_launcher: Schema
-    """Flags of the deepspeed launcher."""
-    zerofit_launch: Schema
-    """Flags of `zerofit launch`."""
-    training_arguments: Schema
-    """Fields of transformers' TrainingArguments, one flat section."""
+    Args:
+        load: returns the schema of a name, which is that of its property.
+    """
+
+    def __init__(self, load: Callable[[str], Schema]) -> None:
+        self._load = load
+
+    @cached_property
+    def deepspeed(self) -> Schema:
+        """ds_config.json."""
+        return self._load("deepspeed")
+
+    @cached_property
+    def accelerate(self) -> Schema:
+        """The file of `accelerate config`."""
+        return self._load("accelerate")
+
+    @cached_property
+    def accelerate_launch(self) -> Schema:
+        """Flags of `accelerate launch`: one flat section, names with underscores and without dashes."""
+        return self._load("accelerate_launch")
+
+    @cached_property
+    def torchrun(self) -> Schema:
+        """Flags of torchrun; those that only torch.distributed.launch has name it as their reader."""
+        return self._load("torchrun")
+
+    @cached_property
+    def deepspeed_launcher(self) -> Schema:
+        """Flags of the deepspeed launcher."""
+        return self._load("deepspeed_launcher")
+
+    @cached_property
+    def zerofit_launch(self) -> Schema:
+        """Flags of `zerofit launch`."""
+        return self._load("zerofit_launch")
+
+    @cached_property
+    def training_arguments(self) -> Schema:
+        """Fields of transformers' TrainingArguments, one flat section."""
+        return self._load("training_arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from zerofit.core.checkpoints import incomplete_checkpoint, inspect_checkpoint, 
 from zerofit.core.errors import UserError
 from zerofit.machine.gpus import probe_driver, why_no_gpu
 from zerofit.planning.options import MachineFlags
-from zerofit.planning.sources.settings import check_capture_limit, check_none_ignored
+from zerofit.planning.sources.settings import check_none_ignored
+from zerofit.scripts.capture.limit import check_capture_limit
 from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:

@@ -54,8 +54,8 @@ from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.resolve import Verb, own_environment, resolve
+from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 from zerofit.scripts.target import script_arguments, script_name, script_path
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from zerofit.core.observer import SILENT
 from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS, RUN_SETTINGS
 from zerofit.core.rank_observation import ESTIMATED_PHASES
-from zerofit.core.strategy import OffloadDevice, OptimizerName
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import EndKind
 from zerofit.launching.nodes import on_this_node
 from zerofit.launching.output_folders import move_aside, move_back
@@ -34,7 +34,7 @@ from zerofit.scripts.resume import resume_way
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.core.checkpoints import SavedCheckpoint
+    from zerofit.core.checkpoints import SavedCheckpoint, SavedLayout
     from zerofit.core.estimates import Estimate
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
@@ -314,10 +314,8 @@ def _resumed(
     spec: RunSpec, failed: Plan, checkpoint: SavedCheckpoint, observer: Observer
 ) -> PlannedLaunch | None:
     """Return a launch that can load the checkpoint; None if no such plan fits."""
-    names = ["engine", "precision"]
     layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
-    if layout is not None and not layout.is_of_adam:  # only Adam's states are converted to another stage
-        names.append("zero_stage")
+    names = fields_of_checkpoint(failed.strategy, layout)
     kept = _with_fields_of(spec, failed, names, f"the checkpoint {checkpoint.path.name}")
     with contextlib.suppress(UserError, ExceptionGroup):
         launch = prepare_launch(kept, observer)
@@ -325,6 +323,21 @@ def _resumed(
         if is_readable and _checkpoint_settings(launch.plan) == _checkpoint_settings(failed):
             return launch
     return None
+
+
+def fields_of_checkpoint(failed: Strategy, layout: SavedLayout | None) -> list[str]:
+    """Return the fields of a failed strategy that the next one needs, to load a checkpoint of it.
+
+    Args:
+        failed: the strategy.
+        layout: the checkpoint's; None if unknown.
+    """
+    names = ["engine", "precision"]
+    if failed.engine is Engine.FSDP2:  # accelerate looks for files of one type alone
+        names.append("state_dict_type")
+    elif layout is not None and not layout.is_of_adam:  # only Adam's states are converted to another stage
+        names.append("zero_stage")
+    return names
 
 
 def _with_fields_of(spec: RunSpec, failed: Plan, names: list[str], source: str) -> RunSpec:

@@ -12,8 +12,8 @@ from zerofit.launching.nodes import on_this_node
 from zerofit.launching.run_folder import RUNS, write_file
 from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.versions import check_libraries
-from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.resolve import Verb, own_environment, resolve
+from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 
 _DEFAULT = TrialPolicy()
 PLAN = "plan.json"

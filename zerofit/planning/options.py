@@ -90,7 +90,3 @@ class MachineFlags:
     cpu_cores: int | None = None
     network: str | None = None
     host_bandwidth: str | None = None
-
-
-CAPTURE_LIMIT_S = 600
-"""ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit changes it."""

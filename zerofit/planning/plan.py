@@ -17,7 +17,7 @@ from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.machine_from_flags import machine_of, no_gpus_here
 from zerofit.planning.make_problem import problem_of
-from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
+from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import as_it_is_lines, command_with, decision_lines, plan_table
@@ -25,9 +25,10 @@ from zerofit.planning.planner import Planner
 from zerofit.planning.resolve import Verb, own_environment, resolve
 from zerofit.planning.screen_table import answer_table, table_html, verdict_lines
 from zerofit.planning.solve import Answer
-from zerofit.planning.sources.settings import check_capture_limit, check_model_flags
+from zerofit.planning.sources.settings import check_model_flags
 from zerofit.planning.subject import captured_subject, check_named, describe, needs_length
 from zerofit.scripts.capture.errors import INSTEAD
+from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S, check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.target import script_of
 

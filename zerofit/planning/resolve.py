@@ -22,13 +22,14 @@ from zerofit.core.overrides import Overrides, flag_of, with_engine_of
 from zerofit.core.plan import Plan
 from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine
-from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags
+from zerofit.planning.options import MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
 from zerofit.planning.sources.nodes import Nodes, with_hostfile
 from zerofit.planning.sources.script_settings import with_settings_of_script
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
+from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 from zerofit.scripts.target import check_script, script_target
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.overrides import Overrides
 from zerofit.core.secrets import masked
-from zerofit.planning.options import CAPTURE_LIMIT_S, MachineFlags, MemoryLimits, ModelFlags
+from zerofit.planning.options import MachineFlags, MemoryLimits, ModelFlags
 from zerofit.planning.sources.nodes import Nodes
 from zerofit.planning.sources.typed_line import TypedLine
+from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rule_examples.example import SCRIPT_FILE, example_files, rank_flags, strategy_flags
+from rule_examples.example import SCRIPT_FILE, example_files, group_flags, rank_flags, strategy_flags
 from runs import run_command
 
 from harness.judge import Runs, judge
@@ -15,6 +15,7 @@ from harness.layout import reference_of, route_of, run_of
 from harness.table import fingerprint
 from zerofit.checking.rule import Effect
 from zerofit.core.errors import EXIT_USAGE
+from zerofit.core.plan import Topology
 
 if TYPE_CHECKING:
     from rule_examples.example import Example, Examples
@@ -53,7 +54,8 @@ def _launch_dry(example: Example) -> Run:
         flags = ("--dry-run", *rank_flags(example.ranks).split())
     else:
         assert example.strategy is not None
-        flags = (*_ON_TWO_GPUS, *strategy_flags(example.strategy).split())
+        groups = group_flags(example.topology or Topology())
+        flags = (*_ON_TWO_GPUS, *strategy_flags(example.strategy).split(), *groups.split())
     with tempfile.TemporaryDirectory() as folder:
         for name, text in example_files(example).items():
             (Path(folder) / name).write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ def make_model(case):
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = LlamaConfig(vocab_size=VOCAB, **sizes, **tokens, tie_word_embeddings=case == "tied")
     model = LlamaForCausalLM(config)
-    if case in ("adapters", "adapters-saved"):
+    if case.startswith("adapters"):
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(1)
@@ -36,6 +36,8 @@ def prepare(case, accelerator, model, loader):
         model = accelerator.prepare(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         return model, accelerator.prepare(optimizer), accelerator.prepare(loader)
+    if case == "compiled-state":
+        model = torch.compile(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     if case == "apart":
         return tuple(accelerator.prepare(item) for item in (model, optimizer, loader))
@@ -113,6 +115,8 @@ def main(case):
         if accelerator.is_main_process:
             accelerator.unwrap_model(model).save_pretrained(out / "saved")
         return
+    if case.endswith("-state"):
+        accelerator.save_state(out / f"checkpoint-{NUM_STEPS}")
     if case in ("saved", "adapters-saved"):
         accelerator.unwrap_model(model).save_pretrained(out / "saved")
     if case == "save-model":

@@ -21,27 +21,17 @@ from zerofit.core.catalog_folder import CATALOG_FOLDER
 if TYPE_CHECKING:
     from zerofit.core.facts import Versions
 
-NAMES = (
-    "deepspeed",
-    "accelerate",
-    "accelerate_launch",
-    "torchrun",
-    "deepspeed_launcher",
-    "zerofit_launch",
-    "training_arguments",
-)
-"""The files, named as the fields of Schemas."""
 _SECTION_FIELDS = ("on_unknown", "drops_auto", "keys", "params_of")
 
 
 @cache
 def load_schemas(versions: Versions | None = None) -> Schemas:
-    """Return every schema of the catalog.
+    """Return the schemas of the catalog.
 
     Args:
         versions: the installed releases; the newest known release if None or not installed.
     """
-    return Schemas(**{name: load_schema(name, versions) for name in NAMES})
+    return Schemas(lambda name: load_schema(name, versions))
 
 
 def load_schema(name: str, versions: Versions | None = None) -> Schema:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,8 @@ def family_of(name: str) -> str | None:
 @functools.cache
 def _catalog() -> dict[str, str]:
     """Return the families of the catalog's models by each of their names, in lower case."""
+    import tomllib  # imported only if needed, since it takes time
+
     models: dict[str, dict[str, Any]] = tomllib.loads(
         Path(CATALOG_FOLDER, "models.toml").read_text(encoding="utf-8")
     )

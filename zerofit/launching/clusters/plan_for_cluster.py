@@ -12,8 +12,9 @@ from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import GROUP_FLAGS
 from zerofit.core.secrets import masked
 from zerofit.machine.versions import probe_versions
-from zerofit.planning.sources.settings import check_capture_limit, check_model_flags, check_none_ignored
+from zerofit.planning.sources.settings import check_model_flags, check_none_ignored
 from zerofit.scripts.capture.errors import INSTEAD
+from zerofit.scripts.capture.limit import check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.target import script_path
 

@@ -60,9 +60,9 @@ from zerofit.launching.run_folder import (
 from zerofit.launching.start import PlannedLaunch
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries
-from zerofit.planning.options import CAPTURE_LIMIT_S
 from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.planning.resolve import Verb, own_environment, resolve
+from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 from zerofit.scripts.resume import resume_way
 from zerofit.scripts.target import script_name, script_of
 

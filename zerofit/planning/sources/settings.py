@@ -24,7 +24,7 @@ from zerofit.core.strategy import (
 )
 from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
-from zerofit.planning.options import CAPTURE_LIMIT_S, Allow, Loop, MachineFlags, ModelFlags, Reserve
+from zerofit.planning.options import Allow, Loop, MachineFlags, ModelFlags, Reserve
 from zerofit.planning.sources.nodes import Nodes
 from zerofit.planning.sources.typed_line import TypedLine
 
@@ -90,25 +90,6 @@ def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None
             found=f"{', '.join(given)} with {because}",
             why="it affects planning, but here a preset, a plan file or other flags decide what runs",
             fix=f"leave out {', '.join(given)}, or {instead}",
-        )
-
-
-def check_capture_limit(limit_s: float, *, because: str) -> None:
-    """Check that --capture-limit is not given if nothing is captured.
-
-    Args:
-        because: the flag due to which nothing is captured.
-
-    Raises:
-        UserError: it was given.
-    """
-    if limit_s != CAPTURE_LIMIT_S:
-        raise UserError(
-            "capture-limit-without-capture",
-            "a capture limit without a capture",
-            found=f"--capture-limit {limit_s:g} with {because}",
-            why="it limits how long a capture may run the script before its training",
-            fix="leave out --capture-limit",
         )
 
 

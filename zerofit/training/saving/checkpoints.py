@@ -338,6 +338,7 @@ def _saved_step(accelerator: Any, manifest: Manifest | None) -> int | None:
 
 def describe_model(model: Any, folder: Path) -> None:
     """Save the configurations of the model and its adapters, which `zerofit export` needs."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose class is none of the model's
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         return
     adapted = adapted_of(model) or model

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.command import Route
 from zerofit.core.overrides import FLAGS, flag_of
-from zerofit.core.plan import Topology
-from zerofit.core.strategy import Lora, Strategy
+from zerofit.core.plan import GROUP_FLAGS, Topology
+from zerofit.core.strategy import Engine, Lora, Strategy
 
 if TYPE_CHECKING:
     from zerofit.checking.situation import RankCounts
@@ -24,6 +24,7 @@ FSDP_JSON = "fsdp.json"
 """Names of an example's files."""
 TWO_RANKS = Topology(world_size=2)
 ON_CPU = Topology(world_size=2, on_cpu=True)
+_OFFLOADS = ("optimizer_offload", "param_offload")
 NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 """An offload section of DeepSpeed's file."""
 WHOLE_WEIGHTS = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
@@ -84,11 +85,19 @@ def strategy_flags(strategy: Strategy) -> str:
     words = []
     for name, flag in FLAGS.items():
         value = getattr(strategy, name)
-        if name != "engine" and value == getattr(Strategy(), name):
+        # zerofit completes one offload of FSDP2 by the other: an example that has one says both.
+        is_completed = strategy.engine is Engine.FSDP2 and name in _OFFLOADS and strategy.offloads
+        if name != "engine" and not is_completed and value == getattr(Strategy(), name):
             continue
         is_switch = isinstance(value, bool) or value == Lora()
         words.append(flag_of(name, value) if is_switch else f"{flag} {getattr(value, 'value', value)}")
     return " ".join(words)
+
+
+def group_flags(topology: Topology) -> str:
+    """Return the flags of `zerofit launch` for groups of ranks."""
+    sizes = {flag: getattr(topology, name) for name, flag in GROUP_FLAGS.items()}
+    return " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 
 
 def rank_flags(ranks: RankCounts) -> str:

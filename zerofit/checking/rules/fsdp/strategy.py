@@ -44,7 +44,7 @@ def _under_fsdp2(
     "reshards after the forward pass (its default), as ZeRO-2 if not",
     fix="leave out {zero_stage}, or {engine} fsdp2",
     see=_DOCS,
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 @_under_fsdp2
 def _with_stage(situation: Situation, strategy: Strategy) -> Iterator[Hit]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.shell_words import BreakCause
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails
 from zerofit.configs.document import FileKind
 from zerofit.core.setting import Confidence, Place
@@ -107,18 +106,19 @@ def _missing_script(situation: Situation) -> Iterator[Hit]:
 
 
 _CAUSES = {
-    BreakCause.MISSING: ("nothing continues the line", "end the line with a \\"),
-    BreakCause.BLANK_BEHIND: ("a blank is behind the \\, so that it continues nothing", "remove the blank"),
-    BreakCause.CARRIAGE_RETURN: (
+    "MISSING": ("nothing continues the line", "end the line with a \\"),
+    "BLANK_BEHIND": ("a blank is behind the \\, so that it continues nothing", "remove the blank"),
+    "CARRIAGE_RETURN": (
         "Windows line ends: a carriage return is behind the \\, so that it continues nothing",
         "convert the file: dos2unix FILE",
     ),
-    BreakCause.COMMENT: (
+    "COMMENT": (
         "a comment ends the command, whatever is in it",
         "move the comment above the command",
     ),
-    BreakCause.EMPTY_LINE: ("an empty line ends the command", "remove the empty line"),
+    "EMPTY_LINE": ("an empty line ends the command", "remove the empty line"),
 }
+"""What is wrong and the fix, by the names of BreakCause, which is not imported without a shell script."""
 
 
 @Rule(
@@ -132,7 +132,7 @@ _CAUSES = {
 )
 def _broken_lines(situation: Situation) -> Iterator[Hit]:
     for broken in situation.breaks:
-        cause, fix = _CAUSES[broken.cause]
+        cause, fix = _CAUSES[broken.cause.name]
         if broken.lost:
             why = f"{cause}; the shell takes {broken.lost} for a command of its own"
             yield Hit(found=f"{broken.lost} is lost", place=broken.place, why=why, fix=fix)
