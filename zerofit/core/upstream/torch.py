@@ -139,3 +139,19 @@ def is_innermost_mode(mode: Any) -> bool:
 
     last = num_function_modes() - 1
     return last >= 0 and torch._C._get_function_stack_at(last) is mode
+
+
+def scheduled_rates(scheduler: Any) -> list[float] | None:
+    """Return the learning rates of a scheduler at its count; None if they follow from earlier ones alone."""
+    from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+    closed_form = getattr(scheduler, "_get_closed_form_lr", None)
+    if closed_form is not None:
+        return [float(rate) for rate in closed_form()]
+    if not isinstance(scheduler, LambdaLR | OneCycleLR):
+        return None
+    scheduler._get_lr_called_within_step = True  # else it warns
+    try:
+        return [float(rate) for rate in scheduler.get_lr()]
+    finally:
+        scheduler._get_lr_called_within_step = False
