@@ -171,7 +171,9 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
             values = (getattr(Strategy(), field),)
             if field == "engine" and not capture.uses_local_sgd:  # FSDP2 leaves optimizers to the script
                 values = (*values, Engine.FSDP2)
-            yield Pin(field=field, values=values, why=why or habit, rule=rule, is_habit=not why, also_by=fields)
+            yield Pin(
+                field=field, values=values, why=why or habit, rule=rule, is_habit=not why, also_by=fields
+            )
     elif capture.made_by_engine:
         sections = listed(capture.made_by_engine)
         why = f"the script's DeepSpeed configuration makes its {sections}, which no other engine reads"
