@@ -467,7 +467,7 @@ _OWN = (
         name="train_trainer",
         file=str(_EXAMPLES / "train_trainer.py"),
         arguments="--output_dir OUT --data_dir example --warmup_steps 2 --max_grad_norm 0.2 "
-        "--max_train_files 12 --logging_steps 1 --max_eval_samples 8 --per_device_eval_batch_size 4 "
+        "--max_train_files 12 --logging_steps 1 --max_eval_samples 8 --per_device_eval_batch_size 2 "
         "--vocab_size 512 --sequence_length 32 --hidden_size 64 --num_layers 2 --save_strategy no "
         "--disable_tqdm true",
         has_trainer=True,
