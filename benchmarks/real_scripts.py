@@ -110,8 +110,8 @@ SHARDED_WAYS = {
     "ddp-bf16": Way(num_processes=2, num_passes=2, precision="bf16", compared_with="alone"),
     "bf16": Way(num_processes=2, flags=_FSDP2, num_passes=2, precision="bf16", compared_with="alone"),
 }
-"""Steps of the same samples in each; resumed-1 to resumed-4 on so many ranks, from a checkpoint of two. In bf16
-both FSDP2, which rounds the weights, and DDP, under autocast, are compared with fp32."""
+"""Steps of the same samples in each; resumed-1 to resumed-4 on so many ranks, from a checkpoint of two. In
+bf16 both FSDP2, which rounds the weights, and DDP, under autocast, are compared with fp32."""
 ALL_WAYS = WAYS | SHARDED_WAYS
 
 

@@ -43,6 +43,8 @@ class Script:
     """False if it sets no seed: the recorder sets one."""
     has_hyphens: bool = False
     """True if the words of its arguments have hyphens between."""
+    evaluation: str = ""
+    """Arguments of its evaluation, which decide nothing of what it trains."""
 
     def command(self, scripts: str, out: str) -> list[str]:
         """Return the script's file and its arguments.
@@ -51,7 +53,7 @@ class Script:
             scripts: folder of all fetched scripts.
             out: folder of this run.
         """
-        words = (word.replace(OUT, out) for word in self.arguments.split())
+        words = (word.replace(OUT, out) for word in f"{self.arguments} {self.evaluation}".split())
         return [*(("-m", self.file) if self.is_module else (str(Path(scripts) / self.file),)), *words]
 
     def sizes(self, *, samples: int, passes: int, steps: int) -> list[str]:
@@ -467,10 +469,10 @@ _OWN = (
         name="train_trainer",
         file=str(_EXAMPLES / "train_trainer.py"),
         arguments="--output_dir OUT --data_dir example --warmup_steps 2 --max_grad_norm 0.2 "
-        "--max_train_files 12 --logging_steps 1 --max_eval_samples 8 --per_device_eval_batch_size 2 "
-        "--vocab_size 512 --sequence_length 32 --hidden_size 64 --num_layers 2 --save_strategy no "
-        "--disable_tqdm true",
+        "--max_train_files 12 --logging_steps 1 --vocab_size 512 --sequence_length 32 --hidden_size 64 "
+        "--num_layers 2 --save_strategy no --disable_tqdm true",
         has_trainer=True,
+        evaluation="--max_eval_samples 8 --per_device_eval_batch_size 2",
     ),
 )
 SHARDED = (

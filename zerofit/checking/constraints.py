@@ -168,7 +168,7 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
     if why or habit:
         fields = ("engine", "zero_stage", "optimizer_offload", "param_offload")
         for field in fields:
-            values = (getattr(Strategy(), field),)
+            values: tuple[object, ...] = (getattr(Strategy(), field),)
             if field == "engine" and not capture.uses_local_sgd:  # FSDP2 leaves optimizers to the script
                 values = (*values, Engine.FSDP2)
             yield Pin(
