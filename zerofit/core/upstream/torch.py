@@ -155,3 +155,18 @@ def scheduled_rates(scheduler: Any) -> list[float] | None:
         return [float(rate) for rate in scheduler.get_lr()]
     finally:
         scheduler._get_lr_called_within_step = False
+
+
+def counted_schedule(own: dict[str, Any], loaded: dict[str, Any], factor: float) -> dict[str, Any] | None:
+    """Return a scheduler's own state with a loaded count and rates; None if the count gets no whole number.
+
+    Args:
+        own: its state as a script has made it.
+        loaded: the state with the count, of another length.
+        factor: what the count is multiplied by.
+    """
+    count = loaded.get("last_epoch", 0) * factor
+    if "_last_lr" not in loaded or abs(count - round(count)) > 1e-9:
+        return None
+    steps = loaded.get("_step_count", 1) - loaded["last_epoch"] + round(count)
+    return {**own, "last_epoch": round(count), "_step_count": steps, "_last_lr": loaded["_last_lr"]}

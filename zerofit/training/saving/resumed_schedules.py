@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.upstream.torch import scheduled_rates
+from zerofit.core.upstream.torch import counted_schedule, scheduled_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,14 +56,12 @@ def follow_ranks(schedulers: Iterable[tuple[Any, State]], *, saved: int, now: in
 
 def _is_converted(scheduler: Any, own: State, loaded: State, *, saved: int, now: int) -> bool:
     """Convert a scheduler's state and return True; False if that does not give the learning rates saved."""
-    count = loaded.get("last_epoch", 0) * now / saved
-    if not count.is_integer() or "_last_lr" not in loaded:
+    counted = counted_schedule(own, loaded, now / saved)
+    if counted is None:
         return False
-    steps = loaded.get("_step_count", 1) - loaded["last_epoch"] + int(count)
-    counted = {"last_epoch": int(count), "_step_count": steps, "_last_lr": loaded["_last_lr"]}
-    scheduler.load_state_dict({**own, **counted})
+    scheduler.load_state_dict(counted)
     rates = scheduled_rates(scheduler)
     return rates is not None and all(
         math.isclose(rate, known, rel_tol=1e-6, abs_tol=1e-15)
-        for rate, known in zip(rates, loaded["_last_lr"], strict=True)
+        for rate, known in zip(rates, scheduler.get_last_lr(), strict=True)
     )
