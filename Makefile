@@ -18,7 +18,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz bench-capture bench-real-scripts bench-fsdp2 bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -116,6 +116,9 @@ bench-capture: $(VENV)/.installed  ## time and memory of capture beside the plai
 
 bench-real-scripts: $(VENV)/.installed  ## run others' training scripts plainly and by zerofit, and compare; SCRIPTS=DIR FOLDER=DIR
 	@$(BIN)/python benchmarks/real_scripts.py --scripts $(SCRIPTS) --folder $(FOLDER) --out $(FOLDER)/results.json
+
+bench-fsdp2-scripts: $(VENV)/.installed  ## both examples and others' scripts under FSDP2 on CPU ranks, beside one process; SCRIPTS=DIR FOLDER=DIR
+	@$(BIN)/python benchmarks/real_scripts.py --sharded --keep --scripts $(SCRIPTS) --folder $(FOLDER) --out $(FOLDER)/sharded.json
 
 bench-fsdp2: $(VENV)/.installed  ## live tensors of real FSDP2 on CPU ranks, beside its trace; half an hour on two cores
 	@$(BIN)/python benchmarks/fsdp2_memory.py

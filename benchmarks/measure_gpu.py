@@ -4,6 +4,17 @@ Writes DIR/MACHINE.json after each measurement, and at the end DIR/MACHINE.txt a
 DIR/MACHINE.png; prints a short table last. A later run goes on where one ended. Nothing is downloaded: models
 have random weights. Ctrl-C keeps what was measured by then. Exits 1 where anything failed, which is said
 first, or nothing was measured.
+
+Wanted next, in this order, which the lists of cases keep:
+
+1. SGD and frozen layers again (gpu_truth/cases.py, WANTED): their memory was off, and has changed since
+2. steps of a few tokens under LoRA: their time is that of Python's calls
+3. rank 0 of N under FSDP2, and what is left of ZeRO (gpu_truth/rank_cases.py)
+4. Liger's kernels
+5. packed bases: of one process, and sharded by FSDP2
+6. the questions of regret
+7. a Trainer's real out-of-memory, recovered to its end: not here, but by `zerofit launch` of
+   examples/train_trainer.py while another process takes all but a few GiB of the GPU
 """
 
 from __future__ import annotations

@@ -8,26 +8,37 @@ and a run that is in it is not run again.
 """
 
 import argparse
+import dataclasses
+import hashlib
 import json
+import math
 import os
+import re
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from real_scripts_table import SCRIPTS, Script
+from real_scripts_table import SCRIPTS, SHARDED, Script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEMANTICS = REPOSITORY / "tests" / "semantics"
-sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
+MEASURED = REPOSITORY / "benchmarks" / "measured" / "fsdp2_scripts.json"
+sys.path[:0] = [str(REPOSITORY / "tests" / "support"), str(REPOSITORY / "tests" / "evidence")]
 RUN_TIMEOUT_S = 600
 LAST_LINES = 12
 SAME = "same"
+_REFUSAL = re.compile(r"error\[([a-z0-9-]+)\]")
+STEP_SAMPLES, NUM_STEPS, SAVED_AFTER = 16, 10, 5
+"""Under FSDP2: samples of a step over all ranks, steps, and the step whose checkpoint is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,17 @@ class Way:
     """The way that has to train the same; empty for a plain run."""
     whole_batch: int = 0
     """Samples of the script's optimizer step, where they go through one forward pass on one process."""
+    num_passes: int = 0
+    """Of a rank in a step of STEP_SAMPLES samples; 0 leaves the script its own sizes."""
+    precision: str = "no"
+    """accelerate's mixed precision."""
+    resumes: bool = False
+    """True if it goes on with the checkpoint of the way "fsdp2"."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if `accelerate launch` runs it."""
+        return not self.flags
 
 
 _GPU = "h100-80gb"
@@ -60,6 +82,37 @@ WAYS = {
     "zero-2": Way(num_processes=2, flags=("--zero-stage", "2"), compared_with="plain-2"),
     "zero-3": Way(num_processes=2, flags=("--zero-stage", "3"), compared_with="plain-2"),
 }
+_FSDP2 = ("--engine", "fsdp2")
+
+
+def _sharded(num_processes: int, *flags: str, num_passes: int = 2, resumes: bool = False) -> Way:
+    """Return a way under FSDP2, in fp32."""
+    return Way(
+        num_processes=num_processes,
+        flags=(*_FSDP2, *flags),
+        compared_with="alone",
+        num_passes=num_passes,
+        resumes=resumes,
+    )
+
+
+SHARDED_WAYS = {
+    "alone": Way(num_processes=1, num_passes=1),
+    "fsdp2": _sharded(2),
+    "kept": _sharded(2, "--no-reshard-after-forward"),
+    "split": _sharded(2, "--micro-batch-size", "2", num_passes=1),
+    "checkpointed": _sharded(2, "--gradient-checkpointing"),
+    "four": _sharded(4),
+    "hybrid": _sharded(4, "--dp-replicate-size", "2"),
+    "resumed-1": _sharded(1, resumes=True),
+    "resumed-2": _sharded(2, resumes=True),
+    "resumed-4": _sharded(4, resumes=True),
+    "ddp-bf16": Way(num_processes=2, num_passes=2, precision="bf16", compared_with="alone"),
+    "bf16": Way(num_processes=2, flags=_FSDP2, num_passes=2, precision="bf16", compared_with="alone"),
+}
+"""Steps of the same samples in each; resumed-1 to resumed-4 on so many ranks, from a checkpoint of two. In
+bf16 both FSDP2, which rounds the weights, and DDP, under autocast, are compared with fp32."""
+ALL_WAYS = WAYS | SHARDED_WAYS
 
 
 COMPARED_WHOLE = {"plain": "whole", "plain-2": "whole-2"}
@@ -68,8 +121,8 @@ COMPARED_WHOLE = {"plain": "whole", "plain-2": "whole-2"}
 
 def reference(script: Script, way: str) -> str:
     """Return the way that has to train the same as this one; empty where there is none."""
-    compared_with = WAYS[way].compared_with
-    return COMPARED_WHOLE.get(compared_with, "") if script.ignores_num_items else compared_with
+    compared_with = ALL_WAYS[way].compared_with
+    return COMPARED_WHOLE.get(compared_with, compared_with) if script.ignores_num_items else compared_with
 
 
 def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
@@ -80,15 +133,21 @@ def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
         way: one of WAYS.
         scripts: the folder of all fetched scripts.
         out: this run's folder. The script's own output lies beside it: the same arguments in each way let
-            zerofit use a capture again.
+            zerofit use a capture again. Under FSDP2 nothing is captured, and it lies within.
     """
-    target = script.command(str(scripts), str(out.parent / "output"))
-    run = WAYS[way]
+    run = ALL_WAYS[way]
+    target = script.command(str(scripts), str((out if run.num_passes else out.parent) / "output"))
+    if run.num_passes:
+        target += _of_step(script, run, out)
     if way == "captured":
         return [sys.executable, __file__, "capture", str(out), *target]
-    if not run.compared_with:
+    if run.is_plain:
         whole = ["--per_device_train_batch_size", str(run.whole_batch), "--gradient_accumulation_steps=1"]
         return [*_plain_launcher(script, run), *target, *(whole if run.whole_batch else ())]
+    if run.num_passes:
+        ranks = ("--cpu", "--num-processes", str(run.num_processes), "--mixed-precision", run.precision)
+        runs = ("--run-dir", str(out / "zerofit-runs"))
+        return [sys.executable, "-m", "zerofit", "launch", *ranks, *run.flags, *runs, *target]
     return [
         *(sys.executable, "-m", "zerofit", "launch", "--cpu", "--gpus", f"{_GPU}:{run.num_processes}"),
         *("--num-processes", str(run.num_processes), "--mixed-precision", "no", *run.flags),
@@ -98,10 +157,19 @@ def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
     ]
 
 
+def _of_step(script: Script, run: Way, out: Path) -> list[str]:
+    """Return the arguments that give a step its samples; what a run saves, and what it resumes."""
+    samples = STEP_SAMPLES // (run.num_processes * run.num_passes)
+    sizes = script.sizes(samples=samples, passes=run.num_passes, steps=NUM_STEPS)
+    if run.resumes:
+        return [*sizes, *script.resuming(out.parent / "fsdp2" / "output", SAVED_AFTER)]
+    return [*sizes, *(script.saving(SAVED_AFTER) if out.name == "fsdp2" else ())]
+
+
 def _plain_launcher(script: Script, run: Way) -> list[str]:
     # `--cpu` would start one process alone; several see in the environment that they are on the CPU.
     ranks = "--multi_gpu" if run.num_processes > 1 else "--cpu"
-    flags = f"{ranks} --num_processes={run.num_processes} --num_machines=1 --mixed_precision=no"
+    flags = f"{ranks} --num_processes={run.num_processes} --num_machines=1 --mixed_precision={run.precision}"
     launcher = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend=no"]
     return [*launcher, __file__, "gloo"] if run.num_processes > 1 and script.has_trainer else launcher
 
@@ -127,13 +195,13 @@ def train_on_gloo(target: list[str]) -> None:
 
 def run_script(script: Script, way: str, *, scripts: Path, folder: Path) -> dict[str, Any]:
     """Run a script in one way, and return how that ended."""
-    out = folder / "runs" / script.name / way
+    run, out = ALL_WAYS[way], folder / "runs" / script.name / way
     for stale in (out, out.parent / "output"):
         shutil.rmtree(stale, ignore_errors=True)
     out.mkdir(parents=True)
     environment = {
         **os.environ,
-        **({} if WAYS[way].compared_with else {"ACCELERATE_USE_CPU": "true"}),
+        **({"ACCELERATE_USE_CPU": "true"} if run.is_plain else {}),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "cache"),
         "NLTK_DATA": str(folder / "bench" / "nltk_data"),
@@ -149,13 +217,12 @@ def run_script(script: Script, way: str, *, scripts: Path, folder: Path) -> dict
     started = time.perf_counter()
     log = out / "log.txt"
     with log.open("w") as file:
-        process = subprocess.Popen(
+        process = _start(run)(
             command(script, way, scripts=scripts, out=out),
             cwd=folder / "bench",
             env=environment,
-            stdin=subprocess.DEVNULL,
             stdout=file,
-            stderr=subprocess.STDOUT,
+            stderr=file,
             start_new_session=True,
         )
         try:
@@ -167,9 +234,22 @@ def run_script(script: Script, way: str, *, scripts: Path, folder: Path) -> dict
     result: dict[str, Any] = {"exit_code": code, "seconds": round(time.perf_counter() - started, 1)}
     if code != 0:
         result["last_lines"] = _last_lines(log)
+    if run.num_passes:
+        refused = _REFUSAL.search(log.read_text(errors="replace")) if code else None
+        apart = {"refused": refused[1]} if refused else _apart(script, way, folder)
+        return result | {"of": row_digest(script, way)} | apart
     return result | (
         _captured(out) if way == "captured" else {"differences": _differences(script, way, folder)}
     )
+
+
+def _start(run: Way) -> Callable[..., Any]:
+    """Return what starts a command; many short runs are forks of one process, as those of the tests are."""
+    if not run.num_passes:
+        return partial(subprocess.Popen, stdin=subprocess.DEVNULL)
+    from forked_programs import ForkedProgram
+
+    return ForkedProgram
 
 
 def _last_lines(log: Path) -> list[str]:
@@ -225,18 +305,126 @@ def _differences(script: Script, way: str, folder: Path) -> list[str] | None:
         return [str(error)]
 
 
+def _apart(script: Script, way: str, folder: Path) -> dict[str, Any]:
+    """Return how far a run under FSDP2 is from the one that it is compared with.
+
+    "loss" is the largest relative difference of a step, "weights" the distance in the end against the way
+    that training took, "saved" the same of the saved files, "others" the steps of other samples or learning
+    rates. A resumed run is compared over the steps that it took.
+    """
+    from records import distance, read_training
+
+    runs, expected = folder / "runs" / script.name, ALL_WAYS[way].compared_with
+    if not expected:
+        return {}
+    try:
+        alone, seen = read_training(runs / expected / "record"), read_training(runs / way / "record")
+    except ValueError as error:
+        return {"others": [str(error)]}
+    num_steps = NUM_STEPS - (SAVED_AFTER if ALL_WAYS[way].resumes else 0)
+    # torch takes a step without samples where it loads an optimizer's shards (_init_optim_state).
+    taken = [step for step in seen.steps if step.samples]
+    if len(taken) != num_steps or len(alone.steps) != NUM_STEPS:
+        return {"others": [f"{len(taken)} steps, and {len(alone.steps)} alone"]}
+    pairs = list(zip(alone.steps[-num_steps:], taken, strict=True))
+    others = [
+        number
+        for number, (one, other) in enumerate(pairs, start=NUM_STEPS - num_steps + 1)
+        if one.samples != other.samples or not _same_rates(one.rates, other.rates)
+    ]
+    # A loop's losses are those of its passes; Trainer divides them before.
+    passes = 1 if script.has_trainer else ALL_WAYS[way].num_passes
+    apart = (abs(one.loss - other.loss / passes) / abs(one.loss) for one, other in pairs)
+    way_length = float(alone.steps[-1].weights["way"])
+    saved = _distance_of_files(*(saved_weights(runs / name / "output") for name in (expected, way)))
+    return {
+        "loss": _digits(max(apart)),
+        "weights": _digits(distance(alone, seen)),
+        "saved": None if saved is None else _digits(saved / way_length),
+        **({"others": others} if others else {}),
+    }
+
+
+def _same_rates(expected: tuple[float, ...], seen: tuple[float, ...]) -> bool:
+    return len(expected) == len(seen) and all(
+        math.isclose(one, other, rel_tol=1e-9) for one, other in zip(expected, seen, strict=True)
+    )
+
+
+def saved_weights(output: Path) -> dict[str, Any]:
+    """Return the weights that a script has saved at its end."""
+    from safetensors.torch import load_file
+
+    kept = [
+        file
+        for file in sorted(output.rglob("*.safetensors"))
+        if not any(part.startswith(("checkpoint-", "step_")) for part in file.relative_to(output).parts)
+    ]
+    return {name: weight for file in kept for name, weight in load_file(file).items()}
+
+
+def _distance_of_files(expected: dict[str, Any], seen: dict[str, Any]) -> float | None:
+    """Return the distance of saved weights; infinite if their names differ, None if there are none."""
+    if expected.keys() != seen.keys():
+        return math.inf
+    squares = [float((expected[name] - seen[name]).double().square().sum()) for name in expected]
+    return math.sqrt(math.fsum(squares)) if squares else None
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.1e}")
+
+
 def cell(result: dict[str, Any] | None) -> str:
     """Return one cell of the table."""
     if result is None:
         return "not run"
+    if "refused" in result:
+        return f"refused: {result['refused']}"
     if result["exit_code"] != 0:
         return f"failed ({result['exit_code']})"
     if "peak_host_bytes" in result:
         return f"yes, {result['capture_seconds']:.0f} s, {result['peak_host_bytes'] / 2**20:.0f} MiB"
+    if "loss" in result or "others" in result:
+        return " ".join(
+            f"{name} {result[name]}" for name in ("loss", "weights", "saved", "others") if name in result
+        )
     differences = result.get("differences")
     if differences is None:
         return "yes"
     return SAME if not differences else f"differs ({len(differences)})"
+
+
+def row_digest(script: Script, way: str) -> str:
+    """Return a hash of all that decides what a script trains in a way under FSDP2."""
+    decides = (script.arguments, (STEP_SAMPLES, NUM_STEPS, SAVED_AFTER), dataclasses.astuple(ALL_WAYS[way]))
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
+
+
+def write_sharded(results: dict[str, dict[str, Any]]) -> None:
+    """Write what was compared under FSDP2 to the file that is kept."""
+    from kept_measurements import measured_here
+
+    told = ("of", "refused", "loss", "weights", "saved", "others")
+    rows = {
+        name: {
+            way: {key: results[name][way][key] for key in told if key in results[name][way]}
+            for way, run in SHARDED_WAYS.items()
+            if run.compared_with and way in results.get(name, {})
+        }
+        for name in SHARDED
+    }
+    measured = measured_here({name: row for name, row in rows.items() if row})
+    MEASURED.write_text(json.dumps(dataclasses.asdict(measured), indent=1) + "\n")
+
+
+def print_sharded(results: dict[str, dict[str, Any]]) -> None:
+    """Print a row for each script that FSDP2 was measured with."""
+    shown = [way for way, run in SHARDED_WAYS.items() if run.compared_with]
+    print(f"| script | {' | '.join(shown)} |")
+    print("|---" * (len(shown) + 1) + "|")
+    for name in SHARDED:
+        print(f"| {name} | {' | '.join(cell(results.get(name, {}).get(way)) for way in shown)} |")
 
 
 def print_table(results: dict[str, dict[str, Any]]) -> None:
@@ -259,8 +447,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="for models, data and runs")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="results, as JSON")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these scripts alone")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="these ways alone")
+    parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, help="these ways alone")
+    parser.add_argument("--sharded", action="store_true", help="under FSDP2, on two and four ranks")
     parser.add_argument("--anew", action="store_true", help="run again what is in --out already")
+    parser.add_argument("--keep", action="store_true", help=f"with --sharded: write {MEASURED.name}")
     return parser.parse_args()
 
 
@@ -273,18 +463,21 @@ def main() -> int:
 
         make_workbench(folder / "bench")
         save_labels(folder / "cache")
+    ways = args.ways or (SHARDED_WAYS if args.sharded else WAYS)
     for script in SCRIPTS:
-        if args.only and script.name not in args.only:
+        if script.name not in (args.only or (SHARDED if args.sharded else map(attrgetter("name"), SCRIPTS))):
             continue
         of_script = results.setdefault(script.name, {})
-        for way in args.ways:
-            is_needed = script.ignores_num_items or not WAYS[way].whole_batch
+        for way in ways:
+            is_needed = script.ignores_num_items or not ALL_WAYS[way].whole_batch
             if not is_needed or (way in of_script and not args.anew):
                 continue
             of_script[way] = run_script(script, way, scripts=args.scripts.resolve(), folder=folder)
             print(f"{script.name} {way}: {cell(of_script[way])}", file=sys.stderr, flush=True)
             args.out.write_text(json.dumps(results, indent=1) + "\n")
-    print_table(results)
+    print_sharded(results) if args.sharded else print_table(results)
+    if args.keep:
+        write_sharded(results)
     return 0
 
 

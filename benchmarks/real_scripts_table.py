@@ -7,8 +7,10 @@ folder of one run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 OUT = "OUT"
+_EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 _TRAINER = (
     "--output_dir OUT --do_train --do_eval --per_device_train_batch_size 4 --per_device_eval_batch_size 8 "
     "--gradient_accumulation_steps 2 --num_train_epochs 1 --learning_rate 1e-3 --warmup_steps 2 "
@@ -26,7 +28,7 @@ class Script:
 
     name: str
     file: str
-    """Below the folder of all fetched scripts."""
+    """Below the folder of all fetched scripts; an absolute path for the repository's own examples."""
     arguments: str
     micro_batch_size: int = 2
     """The micro-batch that zerofit is given: smaller than the script's."""
@@ -39,6 +41,10 @@ class Script:
     """True if file names a module, which is run by -m."""
     is_seeded: bool = True
     """False if it sets no seed: the recorder sets one."""
+    has_hyphens: bool = False
+    """True if the words of its arguments have hyphens between."""
+    evaluation: str = ""
+    """Arguments of its evaluation, which decide nothing of what it trains."""
 
     def command(self, scripts: str, out: str) -> list[str]:
         """Return the script's file and its arguments.
@@ -47,8 +53,29 @@ class Script:
             scripts: folder of all fetched scripts.
             out: folder of this run.
         """
-        words = (word.replace(OUT, out) for word in self.arguments.split())
-        return [*(("-m", self.file) if self.is_module else (f"{scripts}/{self.file}",)), *words]
+        words = (word.replace(OUT, out) for word in f"{self.arguments} {self.evaluation}".split())
+        return [*(("-m", self.file) if self.is_module else (str(Path(scripts) / self.file),)), *words]
+
+    def sizes(self, *, samples: int, passes: int, steps: int) -> list[str]:
+        """Return the arguments for so many samples a pass, passes a step, and steps."""
+        most = "max_steps" if self.has_trainer else "max_train_steps"
+        sizes = {"per_device_train_batch_size": samples, "gradient_accumulation_steps": passes, most: steps}
+        return [word for name, size in sizes.items() for word in (self._flag(name), str(size))]
+
+    def saving(self, after: int) -> list[str]:
+        """Return the arguments for a checkpoint after so many steps."""
+        if self.has_trainer:
+            return ["--save_strategy", "steps", "--save_steps", str(after)]
+        return [self._flag("checkpointing_steps"), str(after)]
+
+    def resuming(self, output: Path, after: int) -> list[str]:
+        """Return the arguments that resume the checkpoint of saving() in an output folder."""
+        name = "checkpoint" if self.has_trainer or self.has_hyphens else "step"
+        checkpoint = output / f"{name}{'_' if name == 'step' else '-'}{after}"
+        return [self._flag("resume_from_checkpoint"), str(checkpoint)]
+
+    def _flag(self, name: str) -> str:
+        return f"--{name.replace('_', '-') if self.has_hyphens else name}"
 
 
 def _transformers(
@@ -429,7 +456,38 @@ _FAMILIES = (
         has_trainer=True,
     ),
 )
+_OWN = (
+    Script(
+        name="train_accelerate",
+        file=str(_EXAMPLES / "train_accelerate.py"),
+        arguments="--output-dir OUT --data-dir example --num-warmup-steps 2 --max-grad-norm 0.2 "
+        "--max-train-files 12 --max-eval-samples 8 --vocab-size 512 --sequence-length 32 --hidden-size 64 "
+        "--num-layers 2",
+        has_hyphens=True,
+    ),
+    Script(
+        name="train_trainer",
+        file=str(_EXAMPLES / "train_trainer.py"),
+        arguments="--output_dir OUT --data_dir example --warmup_steps 2 --max_grad_norm 0.2 "
+        "--max_train_files 12 --logging_steps 1 --vocab_size 512 --sequence_length 32 --hidden_size 64 "
+        "--num_layers 2 --save_strategy no --disable_tqdm true",
+        has_trainer=True,
+        evaluation="--max_eval_samples 8 --per_device_eval_batch_size 2",
+    ),
+)
+SHARDED = (
+    *(
+        "train_accelerate",
+        "train_trainer",
+        "run_clm",
+        "run_clm_no_trainer",
+        "run_glue",
+        "run_glue_no_trainer",
+    ),
+    *("run_summarization", "sft", "sft_lora"),
+)
+"""Names of the scripts that FSDP2 is measured with."""
 SCRIPTS = (
-    *(*_FAMILIES, *_NEW, *_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE),
+    *(*_OWN, *_FAMILIES, *_NEW, *_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE),
     *(*_PEFT, *_ACCELERATE_MORE, *_OTHERS),
 )

@@ -1,4 +1,4 @@
-"""The cases of rank 0 of many under DeepSpeed, most valuable first, and small ones for the CPU."""
+"""The cases of rank 0 of many under FSDP2 and DeepSpeed, most wanted first, and small ones for the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from gpu_truth.cases import MODELS
 from gpu_truth.results import Case
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 
 _BERT, _1B, _8B = "bert-large-uncased", "llama-3.2-1b", "llama-3.1-8b"
 _S_BERT, _S_GPT2, _S_LLAMA = "all-minilm-l6-v2", "distilgpt2", "llama-68m"
@@ -101,7 +109,76 @@ def rank_case(
     )
 
 
+def sharded_case(
+    model: str,
+    num_ranks: int,
+    *,
+    keeps: bool = False,
+    offloads: bool = False,
+    lora: int = 0,
+    is_packed: bool = False,
+    windows: int = 1,
+    precision: Precision = Precision.BF16,
+) -> Case:
+    """Return a case under FSDP2, whose key says all that it is.
+
+    Args:
+        model: a name that _SHAPES has.
+        num_ranks: ranks that share the one copy.
+        keeps: whether a unit's gathered weights stay until its backward pass.
+        offloads: whether shards, gradients and the step are on the host.
+        lora: rank of the adapters; 0 for none.
+        is_packed: whether the base is nf4 in elements of the computation's format, which FSDP2 shards.
+        windows: micro-batches of an optimizer step.
+        precision: of the computation.
+    """
+    shape = _SHAPES[model]
+    offload = OffloadDevice.CPU if offloads else OffloadDevice.NONE
+    told = {
+        "kept": keeps,
+        "offload": offloads,
+        f"lora-{lora}": lora,
+        "nf4": is_packed,
+        precision.value: precision is not Precision.BF16,
+        f"accumulate-{windows}": windows > 1,
+    }
+    words = [word for word, is_so in told.items() if is_so]
+    strategy = Strategy(
+        engine=Engine.FSDP2,
+        reshard_after_forward=not keeps,
+        optimizer_offload=offload,
+        param_offload=offload,
+        precision=precision,
+        micro_batch_size=shape.micro_batch_size,
+        gradient_accumulation_steps=windows,
+        gradient_checkpointing=shape.checkpoints,
+        attention="sdpa",
+        lora=Lora(rank=lora, alpha=2 * lora) if lora else None,
+        quantization=Quantization.NF4 if is_packed else None,
+        quant_storage=precision if is_packed else None,
+    )
+    return Case(
+        key="-".join([model, "fsdp2", *words, f"of-{num_ranks}"]),
+        group=f"fsdp2{' offload' if offloads else ''}",
+        model=model,
+        task=MODELS[model][1],
+        strategy=strategy,
+        sequence_length=shape.sequence_length,
+        weights=shape.weights,
+        num_ranks=num_ranks,
+        num_steps=shape.num_steps,
+    )
+
+
 RANKS: tuple[Case, ...] = (
+    sharded_case(_1B, 8),
+    sharded_case(_8B, 8),
+    sharded_case(_1B, 8, keeps=True),
+    sharded_case(_8B, 8, lora=16, is_packed=True),
+    sharded_case(_1B, 8, windows=4),
+    sharded_case(_1B, 8, offloads=True),
+    sharded_case(_8B, 8, lora=16),
+    sharded_case(_BERT, 2, precision=Precision.FP32),
     rank_case(_1B, 8, 3),
     rank_case(_1B, 8, 2),
     rank_case(_1B, 8, 2, "offload-optimizer"),
@@ -127,6 +204,9 @@ RANKS: tuple[Case, ...] = (
 """For a GPU of 80 GB and a host of 128 GiB."""
 
 RANKS_ON_CPU: tuple[Case, ...] = (
+    sharded_case(_S_BERT, 8),
+    sharded_case(_S_GPT2, 2, keeps=True, windows=2, precision=Precision.FP32),
+    sharded_case(_S_LLAMA, 4, lora=8, is_packed=True),
     rank_case(_S_BERT, 8, 3),
     rank_case(_S_BERT, 8, 2, "offload-optimizer"),
     rank_case(_S_BERT, 2, 1, precision=Precision.FP32),

@@ -28,7 +28,7 @@ class Section(StrEnum):
     ACCURACY = "accuracy"
     """One process on one GPU against its prediction."""
     RANKS = "ranks"
-    """Rank 0 of many under the real DeepSpeed engine."""
+    """Rank 0 of many under the engines themselves: FSDP2 and DeepSpeed."""
     REGRET = "regret"
     """The plan's choice against all others, under artificial limits of memory."""
     LADDER = "ladder"
@@ -58,7 +58,7 @@ class Case:
     key: str
     """Its name in the table, unique within its section: "bert-large-32x128-adamw"."""
     group: str
-    """What its error is summed up with: a family of models, or a ZeRO stage."""
+    """What its error is summed up with: a family of models, a ZeRO stage, or FSDP2."""
     model: str
     """A name of the catalog, or of a config beside the cases."""
     task: str
@@ -73,6 +73,8 @@ class Case:
     """Steps that are timed, after the warm-up."""
     calibrates: bool = False
     """True if it may be used to set a number of the catalog; the accuracy is stated without it."""
+    again: str = ""
+    """Why it is measured once more: what has changed since the results that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

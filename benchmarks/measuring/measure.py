@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from measuring.deepspeed_rank import joined, make_rank
+from measuring.fsdp2_rank import joined_sharded, make_sharded
 from measuring.memory import (
     LiveTensors,
     gradient_bytes,
@@ -56,7 +57,8 @@ def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement
     reset_peak()
     imported = process_bytes("VmRSS")
     has_deepspeed = spec.strategy.engine is Engine.DEEPSPEED
-    with joined(spec), limited_memory(spec.memory_limit_bytes, device, has_deepspeed=has_deepspeed):
+    limit = limited_memory(spec.memory_limit_bytes, device, has_deepspeed=has_deepspeed)
+    with joined(spec), joined_sharded(spec, device), limit:
         trained = _train(spec, device, tell)
         peak = process_bytes("VmHWM")
         on_gpu = gpu.figures() if gpu else {}
@@ -146,13 +148,20 @@ def peak_on_device(held_bytes: int | None, *, reserved_bytes: int, most_reserved
 
 
 def make_trainee(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str) -> Trainee:
-    """Return a model with its optimizer under the strategy: rank 0 under DeepSpeed, else a plain loop.
+    """Return a model with its optimizer under the strategy: rank 0 under an engine, else a plain loop.
 
     Raises:
         UserError: the model or this machine does not support the strategy.
     """
-    make = make_rank if spec.strategy.engine is Engine.DEEPSPEED else make_plain
+    make = _MAKERS[spec.strategy.engine]
     return make(model, samples, spec, device)
+
+
+_MAKERS: dict[Engine, Callable[[Any, dict[str, Any], TrialSpec, str], Trainee]] = {
+    Engine.DEEPSPEED: make_rank,
+    Engine.FSDP2: make_sharded,
+    Engine.NATIVE: make_plain,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +207,7 @@ def _measured(trained: _Trained, **memory: Any) -> TrialMeasurement:
     trainee, spec = trained.trainee, trained.trainee.spec
     step_time_s = statistics.median(trained.times_s)
     counted = None
-    if spec.strategy.engine is Engine.NATIVE:  # DeepSpeed keeps them in its own buffers
+    if spec.strategy.engine is Engine.NATIVE:  # of the others only a rank's part is here
         counted = TensorBytes(
             weights=weight_bytes(trainee.model),
             gradients=trained.gradients,

@@ -55,7 +55,7 @@ class Predictor:
     weights: Precision = Precision.FP32
     """Format in which the loop creates the model."""
     num_ranks: int = 1
-    """Data-parallel ranks under DeepSpeed; rank 0 is predicted."""
+    """Data-parallel ranks under DeepSpeed or FSDP2; rank 0 is predicted."""
     keeps_outputs: bool = False
     """True if the loop holds a micro-batch's outputs during the next forward pass."""
     machine: Machine | None = None
@@ -118,7 +118,8 @@ class Predictor:
         is_packed = run.strategy.quantization is not None
         weights = run.strategy.precision if is_packed and run.strategy.precision else self.weights
         use = ModelUse(is_own=True, weights=weights)
-        request = trace_request_for(run.strategy, workload, self._gpu, use=use)
+        topology = Topology(world_size=self.num_ranks)
+        request = trace_request_for(run.strategy, workload, self._gpu, use=use, topology=topology)
         if self.weights is not Precision.FP32:  # the loop casts nothing
             request = replace(request, autocast=None)
         folder = default_cache_folder(os.environ, Path.home())

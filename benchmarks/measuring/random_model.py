@@ -29,9 +29,9 @@ PADDING = 0
 def make_model(spec: TrialSpec, device: str) -> Any:
     """Return the model with its task head and random weights in the spec's format, in training mode.
 
-    Nothing is downloaded: the weights come from the config and the seed. For DeepSpeed below stage 3 it is
-    created on the CPU, as by scripts, and moved by the engine; devices differ in the random weights of a
-    seed.
+    Nothing is downloaded: the weights come from the config and the seed. For FSDP2, and DeepSpeed below
+    stage 3, it is created on the CPU, as by scripts, and moved by the engine; devices differ in the random
+    weights of a seed.
 
     Args:
         spec: the trial.
@@ -55,9 +55,10 @@ def make_model(spec: TrialSpec, device: str) -> Any:
             return auto_class.from_config(config, dtype=torch_dtype(spec.weights))
 
     strategy = spec.strategy
-    is_moved = strategy.engine is Engine.DEEPSPEED and strategy.zero_stage is not ZeroStage.PARAMETERS
+    is_moved = strategy.engine is not Engine.NATIVE and strategy.zero_stage is not ZeroStage.PARAMETERS
     place = "cpu" if is_moved else device
-    model = whole() if strategy.quantization is None else _quantized(whole, spec, place)
+    packed_on = device if strategy.engine is Engine.FSDP2 else place  # transformers packs on the GPU
+    model = whole() if strategy.quantization is None else _quantized(whole, spec, packed_on)
     model.train()
     return model
 
@@ -76,7 +77,7 @@ def _quantized(whole: Callable[[], Any], spec: TrialSpec, device: str) -> Any:
         return kind.from_pretrained(
             folder,
             dtype=dtype,
-            quantization_config=quantization_config(spec.strategy.precision),
+            quantization_config=quantization_config(spec.strategy.precision, spec.strategy.quant_storage),
             device_map={"": device},
         )
 

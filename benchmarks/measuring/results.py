@@ -32,8 +32,8 @@ class TrialSpec:
     """Format in which the loop creates the model. fp32 weights compute in 16 bit by autocast, 16-bit weights
     without it; DeepSpeed casts itself."""
     num_ranks: int = 1
-    """Data-parallel ranks under DeepSpeed. Above 1 the process is rank 0 of them, with collectives that
-    exchange nothing: its tensors are those of a rank, its losses are meaningless."""
+    """Data-parallel ranks under DeepSpeed or FSDP2. Above 1 the process is rank 0 of them, with collectives
+    that exchange nothing: its tensors are those of a rank, its losses are meaningless."""
     memory_limit_bytes: int | None = None
     """Limit of torch's allocations on the GPU; on the CPU, of memory mapped after the imports: private
     writable mappings (getrlimit(2), RLIMIT_DATA). None for no limit."""

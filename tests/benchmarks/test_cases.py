@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu_truth.cases import ACCURACY, ACCURACY_ON_CPU
+from gpu_truth.cases import ACCURACY, ACCURACY_ON_CPU, WANTED
 from gpu_truth.ladder import LADDER, LADDER_ON_CPU
 from gpu_truth.predictions import Circumstances, predict
 from gpu_truth.rank_cases import RANKS, RANKS_ON_CPU
@@ -19,7 +19,7 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import OffloadDevice, OptimizerName, Precision
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision
 from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.machine.rates import catalog_rates
 from zerofit.machine.versions import probe_versions
@@ -58,9 +58,30 @@ def test_every_family_format_optimizer_and_change_is_there(found: tuple[Case, ..
 @pytest.mark.parametrize("cases", [RANKS, RANKS_ON_CPU])
 def test_every_stage_and_number_of_ranks_is_covered_with_offload_and_without(cases: tuple[Case, ...]) -> None:
     assert len({one.key for one in cases}) == len(cases)
-    assert {one.num_ranks for one in cases} >= {2, 4, 8, 64}
-    assert {one.strategy.zero_stage.value for one in cases} == {1, 2, 3}
-    assert {one.strategy.optimizer_offload for one in cases} == {OffloadDevice.NONE, OffloadDevice.CPU}
+    under_zero = [one for one in cases if one.strategy.engine is Engine.DEEPSPEED]
+    assert {one.num_ranks for one in under_zero} >= {2, 4, 8, 64}
+    assert {one.strategy.zero_stage.value for one in under_zero} == {1, 2, 3}
+    assert {one.strategy.optimizer_offload for one in under_zero} == {OffloadDevice.NONE, OffloadDevice.CPU}
+
+
+@pytest.mark.parametrize("cases", [RANKS, RANKS_ON_CPU])
+def test_fsdp2_is_measured_resharded_or_not_accumulating_and_with_a_packed_base(
+    cases: tuple[Case, ...],
+) -> None:
+    under_fsdp2 = [one.strategy for one in cases if one.strategy.engine is Engine.FSDP2]
+    assert {one.reshard_after_forward for one in under_fsdp2} == {True, False}
+    assert any((one.gradient_accumulation_steps or 1) > 1 for one in under_fsdp2)
+    packed = [one for one in under_fsdp2 if one.quantization is not None]
+    assert packed
+    assert all(one.quant_storage is one.precision for one in packed)
+
+
+def test_what_is_wanted_most_comes_first() -> None:
+    first = ACCURACY[: len(WANTED)]
+    assert first == WANTED
+    assert len({one.key for one in ACCURACY}) == len(ACCURACY)
+    assert all(one.again for one in WANTED if one.strategy.freeze or "sgd" in one.key)
+    assert [one.strategy.engine for one in RANKS[:8]] == [Engine.FSDP2] * 8
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ _SPLIT = "the script's batches of 8 samples are split in equal parts inside the 
 _COMPARED = "the losses of sentence-transformers compare the samples of a batch with each other"
 _MIXED = "bn of the model compute over all samples of a batch"
 _OWN_STEP = ("training_step", "_inner_training_loop")
+_WITHOUT_DEEPSPEED = (Engine.NATIVE, Engine.FSDP2)
 _ONE_OPTIMIZER = "DeepSpeed's engine steps one optimizer, and the script"
 _NOT_PREPARED = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
 _NOT_PARTITIONED = (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
@@ -112,15 +113,15 @@ def _steps_with(*optimizers: Any) -> Capture:
         (
             capture(num_models=2),
             "engine",
-            (Engine.NATIVE,),
+            _WITHOUT_DEEPSPEED,
             "accelerate takes one model under DeepSpeed, and the script prepares 2",
         ),
-        (_steps_with(optimizer(), _SGD), "engine", (Engine.NATIVE,), f"{_ONE_OPTIMIZER} prepares 2"),
-        (_steps_with(optimizer(is_prepared=False)), "engine", (Engine.NATIVE,), _NOT_PREPARED),
+        (_steps_with(optimizer(), _SGD), "engine", _WITHOUT_DEEPSPEED, f"{_ONE_OPTIMIZER} prepares 2"),
+        (_steps_with(optimizer(is_prepared=False)), "engine", _WITHOUT_DEEPSPEED, _NOT_PREPARED),
         (
             _steps_with(optimizer(), optimizer(is_prepared=False)),
             "engine",
-            (Engine.NATIVE,),
+            _WITHOUT_DEEPSPEED,
             f"{_ONE_OPTIMIZER} has another that it does not prepare",
         ),
         (
@@ -187,7 +188,7 @@ def _steps_with(*optimizers: Any) -> Capture:
         (
             capture(optimizers=(replace(_SGD, is_element_wise=False),)),
             "engine",
-            (Engine.NATIVE,),
+            _WITHOUT_DEEPSPEED,
             "ZeRO joins and cuts tensors, and SGD looks at whole ones",
         ),
         (

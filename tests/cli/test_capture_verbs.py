@@ -275,10 +275,10 @@ def test_a_check_knows_what_a_captured_script_can_not_take(
     assert unknown in capsys.readouterr().out
     assert run(check_module, "--capture", *line, capture=replace(LOOP, uses_local_sgd=True)) == 1
     assert (
-        "error[local-sgd-needs-pytorch]: LocalSGD does not train under DeepSpeed\n"
+        "error[local-sgd-needs-pytorch]: LocalSGD does not train under DeepSpeed or FSDP2\n"
         "  found: zero_optimization.stage=2   (ds_config.json:1)\n"
         "  why:   accelerate's LocalSGD runs without DeepSpeed alone\n"
-        "  fix:   train without DeepSpeed, or without LocalSGD\n"
+        "  fix:   train on PyTorch alone (--engine native), or without LocalSGD\n"
     ) in capsys.readouterr().out
 
 

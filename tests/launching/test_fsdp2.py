@@ -107,6 +107,8 @@ def test_ranks_generate_completions_of_other_lengths_in_step(
     [
         pytest.param("saved", "model.safetensors", marks=pytest.mark.slow),
         pytest.param("save-model", "model.safetensors", marks=pytest.mark.slow),
+        pytest.param("tied-save-model", "model.safetensors", marks=pytest.mark.slow),
+        ("tied-saved", "model.safetensors"),
         ("adapters-saved", "adapter_model.safetensors"),
     ],
 )

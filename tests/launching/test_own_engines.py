@@ -46,6 +46,24 @@ def test_a_plugin_of_the_script_does_not_choose(
     assert "the script brings a DeepSpeedPlugin" in run.stderr
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*_NATIVE, "--num-processes", "1"),
+        pytest.param(("--engine", "fsdp2", "--num-processes", "2"), marks=pytest.mark.slow),
+    ],
+)
+def test_the_clipping_of_a_plugin_that_is_left_out_is_told(flags: tuple[str, ...], tmp_path: Path) -> None:
+    argument = "deepspeed_plugin=DeepSpeedPlugin(zero_stage=2, gradient_clipping=0.001)"
+    (tmp_path / "train.py").write_text(_LOOP.format(plugin="DeepSpeedPlugin", argument=argument))
+    launch = (sys.executable, "-m", "zerofit", "launch", "--cpu", *flags)
+    told = "zerofit: gradients are not clipped at 0.001, as the DeepSpeedPlugin would: --gradient-clipping"
+    assert told in run_command((*launch, "train.py"), tmp_path).check().stderr
+    clips = run_command((*launch, "--gradient-clipping", "0.001", "train.py"), tmp_path).check()
+    assert told not in clips.stderr
+    assert "gradients are clipped to 0.001" in clips.stderr
+
+
 def test_another_engine_of_the_script_is_refused(tmp_path: Path) -> None:
     text = _LOOP.format(plugin="PartialState", argument="").replace(
         "accelerator = Accelerator()", "Accelerator.distributed_type = 'FSDP'\naccelerator = Accelerator()"

@@ -108,6 +108,36 @@ def test_example_on_two_ranks(
     assert len(ranks) == 2
 
 
+@pytest.mark.parametrize("units", ["resharded", "kept"])
+@pytest.mark.parametrize(("example", "read"), [_ACCELERATE, _TRAINER])
+def test_example_under_fsdp2_on_two_ranks(
+    example: Callable[..., list[str]],
+    read: Callable[[Path], Losses],
+    units: str,
+    one_process: Callable[..., Losses],
+    data_dir: Path,
+    tmp_path: Path,
+) -> None:
+    target = example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
+    flags = ("--cpu", "--num-processes", "2", "--engine", "fsdp2", "--mixed-precision", "no")
+    kept = () if units == "resharded" else ("--no-reshard-after-forward",)
+    _zerofit(tmp_path, "launch", *flags, *kept, *target).check()
+    _assert_same(read(tmp_path), one_process(example, read))
+    assert list((tmp_path / "out").rglob("model.safetensors"))
+
+
+def test_a_checkpoint_of_fsdp2_is_resumed_on_one_rank(
+    one_process: Callable[..., Losses], data_dir: Path, tmp_path: Path
+) -> None:
+    half = NUM_STEPS // 2
+    for ranks, more in ((2, ()), (1, ("--resume-from-checkpoint", f"out/checkpoint-{half}"))):
+        target = accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // ranks)
+        flags = ("--cpu", "--num-processes", str(ranks), "--engine", "fsdp2", "--mixed-precision", "no")
+        saving = ("--checkpointing-steps", str(half))
+        _zerofit(tmp_path, "launch", *flags, *target, *saving, *more).check()
+    _assert_same(accelerate_losses(tmp_path), one_process(accelerate_example, accelerate_losses))
+
+
 def test_plan_of_a_captured_script(data_dir: Path, tmp_path: Path) -> None:
     target = accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
     run = _zerofit(tmp_path, "plan", "--json", "--gpus", "2xRTX4090", *target).check()

@@ -168,9 +168,11 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
     if why or habit:
         fields = ("engine", "zero_stage", "optimizer_offload", "param_offload")
         for field in fields:
-            value = getattr(Strategy(), field)
+            values: tuple[object, ...] = (getattr(Strategy(), field),)
+            if field == "engine" and not capture.uses_local_sgd:  # FSDP2 leaves optimizers to the script
+                values = (*values, Engine.FSDP2)
             yield Pin(
-                field=field, values=(value,), why=why or habit, rule=rule, is_habit=not why, also_by=fields
+                field=field, values=values, why=why or habit, rule=rule, is_habit=not why, also_by=fields
             )
     elif capture.made_by_engine:
         sections = listed(capture.made_by_engine)

@@ -160,7 +160,7 @@ _SAVING: Steps = {
     ),
     "get_state_dict": (
         Step("step before saving", optimizer_step.wrappers, "a due step comes before weights are read"),
-        Step("sample groups", sample_groups.wrappers, "ties the weights that follow"),
+        Step("whole weights", whole_saving.wrappers, "ties the weights that follow"),
         Step("pipeline stages", pipeline.wrappers, "in place of accelerate's: the weights of all stages"),
     ),
     "unwrap_model": (

@@ -20,7 +20,7 @@ GLOBAL_BATCH, NUM_TOKENS, NUM_STEPS, VOCAB = 8, 12, 4, 96
 def make_model(case):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = LlamaConfig(vocab_size=VOCAB, **sizes, **tokens, tie_word_embeddings=case == "tied")
+    config = LlamaConfig(vocab_size=VOCAB, **sizes, **tokens, tie_word_embeddings=case.startswith("tied"))
     model = LlamaForCausalLM(config)
     if case.startswith("adapters"):
         from peft import LoraConfig, get_peft_model
@@ -119,9 +119,13 @@ def main(case):
         accelerator.save_state(out / f"checkpoint-{NUM_STEPS}")
     if case in ("saved", "adapters-saved"):
         accelerator.unwrap_model(model).save_pretrained(out / "saved")
-    if case == "save-model":
+    if case in ("save-model", "tied-save-model"):
         accelerator.save_model(model, out / "saved")
     weights = accelerator.get_state_dict(model)
+    if case == "tied-saved":
+        accelerator.unwrap_model(model).save_pretrained(
+            out / "saved", is_main_process=accelerator.is_main_process, state_dict=weights
+        )
     if accelerator.is_main_process:
         save_file({name: value.clone() for name, value in weights.items()}, out / "end.safetensors")
         (out / "seen.json").write_text(json.dumps(seen))

@@ -154,3 +154,34 @@ def is_innermost_mode(mode: Any) -> bool:
 
     last = num_function_modes() - 1
     return last >= 0 and torch._C._get_function_stack_at(last) is mode
+
+
+def scheduled_rates(scheduler: Any) -> list[float] | None:
+    """Return the learning rates of a scheduler at its count; None if they follow from earlier ones alone."""
+    from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+    closed_form = getattr(scheduler, "_get_closed_form_lr", None)
+    if closed_form is not None:
+        return [float(rate) for rate in closed_form()]
+    if not isinstance(scheduler, LambdaLR | OneCycleLR):
+        return None
+    scheduler._get_lr_called_within_step = True  # else it warns
+    try:
+        return [float(rate) for rate in scheduler.get_lr()]
+    finally:
+        scheduler._get_lr_called_within_step = False
+
+
+def counted_schedule(own: dict[str, Any], loaded: dict[str, Any], factor: float) -> dict[str, Any] | None:
+    """Return a scheduler's own state with a loaded count and rates; None if the count gets no whole number.
+
+    Args:
+        own: its state as a script has made it.
+        loaded: the state with the count, of another length.
+        factor: what the count is multiplied by.
+    """
+    count = loaded.get("last_epoch", 0) * factor
+    if "_last_lr" not in loaded or abs(count - round(count)) > 1e-9:
+        return None
+    steps = loaded.get("_step_count", 1) - loaded["last_epoch"] + round(count)
+    return {**own, "last_epoch": round(count), "_step_count": steps, "_last_lr": loaded["_last_lr"]}

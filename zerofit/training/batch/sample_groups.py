@@ -10,7 +10,6 @@ sample once per rank, and a script that multiplies by num_processes counts too m
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from traceback import walk_stack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,7 @@ def install_num_processes(accelerator_class: Any, settings: AppliedSettings, cha
 
 
 def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
-    """Count each group once in what a script gathers, and tie the weights that it gets."""
+    """Count each group once in what a script gathers."""
     size = settings.sample_group_size
     if size == 1:
         return {}
@@ -73,18 +72,13 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         reduced = original(self, tensor, reduction=reduction, scale=scale)
         return _divided(reduced, size) if by_script and reduction == "sum" else reduced
 
-    def get_state_dict(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        state_dict = original(self, model, *args, **kwargs)
-        _tie(state_dict, self.unwrap_model(model))
-        return state_dict
-
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if settings.uses_deepspeed:  # a pipeline reads streams on every rank
             for loader in args:
                 _check_stream(loader, self, settings)
         return original(self, *args, **kwargs)
 
-    return {"gather": gather, "reduce": reduce, "get_state_dict": get_state_dict, "prepare": prepare}
+    return {"gather": gather, "reduce": reduce, "prepare": prepare}
 
 
 def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -180,20 +174,3 @@ def _divided(summed: Any, size: int) -> Any:
     return recursively_apply(
         lambda tensor: tensor / size if tensor.is_floating_point() else tensor // size, summed
     )
-
-
-def _tie(state_dict: Any, model: Any) -> None:
-    """Make tied weights a single tensor again, which save_pretrained() writes once.
-
-    DeepSpeed gathers each of their names into a separate tensor (runtime/engine.py,
-    _replace_module_consolidated_state_dict, 0.19.8).
-    """
-    if not state_dict:
-        return  # on all ranks but the first
-    names = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    for first, *others in names.values():
-        for other in others:
-            if first in state_dict and other in state_dict:
-                state_dict[other] = state_dict[first]

@@ -40,6 +40,7 @@ from zerofit.core.upstream.accelerate import (
 )
 from zerofit.models.changes.adapted_saving import adapted_of
 from zerofit.training.reporting import observe
+from zerofit.training.saving.resumed_schedules import follow_ranks, own_states
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -255,7 +256,10 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
         if checkpoint is None:
             return original(self, input_dir, *args, **kwargs)  # raises an error
         _check_expected(self, checkpoint.path, settings)
+        schedulers = own_states(prepared_schedulers(self))
         found = original(self, str(checkpoint.path), *args, **kwargs)
+        saved = _num_ranks_of(checkpoint) or self.num_processes
+        follow_ranks(schedulers, saved=saved, now=self.num_processes, changes=changes)
         _take_step_of_other_ranks(self, checkpoint.path, settings, changes)
         observe.resume(_saved_step(self, checkpoint.manifest))
         return found
@@ -309,6 +313,13 @@ def _check_state_dict(folder: Path, settings: AppliedSettings) -> None:
             why="accelerate looks for the files of the run's type alone",
             fix=f"run with --state-dict-type {saved.value.partition('_')[0].lower()}",
         )
+
+
+def _num_ranks_of(checkpoint: SavedCheckpoint) -> int:
+    """Return the ranks that saved a checkpoint; each leaves its random states. 0 if there are none."""
+    if checkpoint.manifest is not None:
+        return checkpoint.manifest.layout.world_size
+    return len(list(checkpoint.path.glob("random_states_*.pkl")))
 
 
 def _take_step_of_other_ranks(

@@ -1,12 +1,13 @@
 """save_pretrained() and save_model() under ZeRO-3 and FSDP2: all ranks gather weights, rank 0 writes them.
 
-Otherwise ZeRO-3 would write placeholders of shape (0,), FSDP2 a rank's shards, and Trainer nothing where
-checkpoints are sharded.
+Otherwise ZeRO-3 would write placeholders of shape (0,), FSDP2 a rank's shards or a tied weight twice, and
+Trainer nothing where checkpoints are sharded.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,37 @@ def _weights(model: Any, *, keeps: bool) -> dict[str, Any]:
         if keeps and id(parameter) in saved
     }
     return {name: whole.get(id(value), value) for name, value in state.items()}
+
+
+def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:
+    """Let get_state_dict() return a tied weight as one tensor under all its names, as one process does."""
+    if not settings.uses_fsdp2 and settings.sample_group_size == 1:
+        return {}
+
+    def get_state_dict(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        state_dict = original(self, model, *args, **kwargs)
+        tie(state_dict, self.unwrap_model(model))
+        return state_dict
+
+    return {"get_state_dict": get_state_dict}
+
+
+def tie(state_dict: Any, model: Any) -> None:
+    """Make tied weights a single tensor again, which save_pretrained() writes once.
+
+    FSDP2 and tensor parallelism gather each of their names into a separate tensor
+    (torch/distributed/_state_dict_utils.py, 2.13; deepspeed/runtime/engine.py,
+    _replace_module_consolidated_state_dict, 0.19.8).
+    """
+    if not state_dict:
+        return  # on all ranks but the first
+    names = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    for first, *others in names.values():
+        for other in others:
+            if first in state_dict and other in state_dict:
+                state_dict[other] = state_dict[first]
 
 
 def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Wrapper]:

@@ -64,10 +64,16 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
                 changes.add("the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off")
         if settings.uses_fsdp2:
             _drop_fsdp(arguments, changes)
-        if not settings.uses_deepspeed and _drop_plugin(arguments):
+        if not settings.uses_deepspeed and (plugins := _drop_plugin(arguments)):
             os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # the plugin's constructor sets it
             instead = "FSDP2 shards" if settings.uses_fsdp2 else "PyTorch trains without DeepSpeed"
             changes.add(f"{instead} as the plan says; the script brings a DeepSpeedPlugin")
+            clipping = next(filter(None, map(_clipping_of, plugins)), None)
+            if clipping and settings.strategy.gradient_clipping is None:
+                changes.add(
+                    f"gradients are not clipped at {clipping:g}, as the DeepSpeedPlugin would: "
+                    f"--gradient-clipping {clipping:g} does"
+                )
         original(**arguments)
         _check_engine(self, settings)
         if self._zerofit_by_script and settings.uses_deepspeed:
@@ -77,10 +83,17 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
     return {"__init__": init}
 
 
-def _drop_plugin(arguments: dict[str, Any]) -> bool:
-    """Drop the script's DeepSpeedPlugin from an Accelerator's arguments, and return True if it has one."""
-    plugins = [arguments.pop(name, None) for name in ("deepspeed_plugin", "deepspeed_plugins")]
-    return any(plugin is not None for plugin in plugins)
+def _drop_plugin(arguments: dict[str, Any]) -> list[Any]:
+    """Drop the script's DeepSpeedPlugins from an Accelerator's arguments, and return them."""
+    given = [arguments.pop(name, None) for name in ("deepspeed_plugin", "deepspeed_plugins")]
+    many = (plugin.values() if isinstance(plugin, dict) else [plugin] for plugin in given)
+    return [plugin for plugins in many for plugin in plugins if plugin is not None]
+
+
+def _clipping_of(plugin: Any) -> float | None:
+    """Return the norm at which a DeepSpeedPlugin lets the engine clip gradients; None if it names none."""
+    clipping = (getattr(plugin, "deepspeed_config", None) or {}).get("gradient_clipping")
+    return float(clipping) if isinstance(clipping, int | float) else None
 
 
 def _drop_fsdp(arguments: dict[str, Any], changes: Changes) -> None:

@@ -9,7 +9,7 @@ import torch
 from refusals import refusal
 
 from zerofit.core.checkpoints import tensor_parallel_size_of
-from zerofit.training.batch.sample_groups import _tie
+from zerofit.training.saving.whole_saving import tie
 from zerofit.training.setup.deepspeed.tensor_groups import check_model
 
 
@@ -72,7 +72,7 @@ def test_a_model_with_adapters_is_refused() -> None:
 def test_tied_weights_become_one_tensor_of_a_state_dict_again() -> None:
     model = _model("llama", tie_word_embeddings=True)
     gathered = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    _tie(gathered, model)
+    tie(gathered, model)
     assert gathered["lm_head.weight"] is gathered["model.embed_tokens.weight"]
     assert len({id(tensor) for tensor in gathered.values()}) == len(gathered) - 1
 

@@ -215,9 +215,9 @@ _CHECKPOINTING_NEEDS_SUPPORT = _limit(
 _LOCAL_SGD = _limit(
     "local-sgd-needs-pytorch",
     *SHARDED,
-    summary="LocalSGD does not train under DeepSpeed",
-    why="it averages whole models every few steps, and accelerate refuses it under DeepSpeed",
-    fix="train without DeepSpeed, or without LocalSGD",
+    summary="LocalSGD does not train under DeepSpeed or FSDP2",
+    why="it averages whole models every few steps, and accelerate refuses it under both",
+    fix="train on PyTorch alone (--engine native), or without LocalSGD",
     see=f"{ACCELERATE}/local_sgd.py",
     evidence=fails("LocalSGD is supported only for CPUs and GPUs"),
     is_of_zerofit=False,
