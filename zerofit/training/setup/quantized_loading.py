@@ -43,17 +43,28 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
         strategy = settings.strategy
         kwargs["quantization_config"] = quantization_config(strategy.precision, strategy.quant_storage)
-        if kwargs.get("device_map") is None:
-            kwargs["device_map"] = {"": "cpu" if settings.on_cpu else int(os.environ.get("LOCAL_RANK", "0"))}
+        if kwargs.get("device_map") is None or settings.uses_fsdp2:
+            kwargs["device_map"] = {"": _place(settings)}
         with whole_heads():
             made = original(cls, name, *args, **kwargs)
         model = made[0] if isinstance(made, tuple) else made
         make_trainable(model)
         choice.quantized.add(model)
-        changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales")
+        stored = f", stored in {strategy.quant_storage}" if strategy.quant_storage is not None else ""
+        changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales{stored}")
         return made
 
     module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+
+def _place(settings: AppliedSettings) -> str | int:
+    """Return where the base is loaded: on the GPU that trains it, or on the host if it is sharded.
+
+    A GPU may hold no more than its shards. FSDP2 moves unit by unit to the GPU and keeps this rank's part
+    (torch 2.13, _fully_shard/_fsdp_init.py, _move_states_to_device), while transformers and TRL without a
+    device_map quantize the whole model on each GPU (transformers 5.23, quantizer_bnb_4bit.py).
+    """
+    return "cpu" if settings.on_cpu or settings.uses_fsdp2 else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @contextmanager
