@@ -43,7 +43,8 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
         strategy = settings.strategy
         kwargs["quantization_config"] = quantization_config(strategy.precision, strategy.quant_storage)
-        if kwargs.get("device_map") is None or settings.uses_fsdp2:
+        given = kwargs.get("device_map")
+        if given is None or settings.uses_fsdp2:
             kwargs["device_map"] = {"": _place(settings)}
         with whole_heads():
             made = original(cls, name, *args, **kwargs)
@@ -52,6 +53,10 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
         choice.quantized.add(model)
         stored = f", stored in {strategy.quant_storage}" if strategy.quant_storage is not None else ""
         changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales{stored}")
+        if given is not None and given != kwargs["device_map"]:
+            changes.add(
+                f"{cls.__name__} is loaded on the host in place of device_map={given!r}: it is sharded"
+            )
         return made
 
     module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)

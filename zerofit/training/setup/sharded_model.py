@@ -175,7 +175,7 @@ def _check_storage(model: Any, policy: Any) -> None:
             raise UserError(
                 "packed-weights-cast-by-fsdp2",
                 "FSDP2 would cast 4-bit weights to another dtype, which destroys them",
-                found=f"{name} is stored in {_short(stored_in)}, and mixed precision is {_short(computes_in)}",
+                found=f"{name} is stored in {_short(stored_in)}, mixed precision is {_short(computes_in)}",
                 why="it gathers each floating tensor in the dtype of mixed precision, whatever its bits mean",
                 fix=f"load the model with bnb_4bit_quant_storage={computes_in}",
             )
