@@ -108,8 +108,9 @@ def _not_partitioned() -> UserError:
         "quantized-base-not-partitioned",
         "a quantized base can't be combined with ZeRO-3",
         found="weights in nf4, and ZeRO-3",
-        why="transformers does not use zero.Init for quantized weights and loads all of them on every rank, "
-        "so a model that needs stage 3 would not fit while loading",
-        fix="use ZeRO-2 or less, or train without quantized weights",
+        why="transformers makes quantized weights without zero.Init, and DeepSpeed's engine then moves the "
+        "whole model to each GPU before it partitions it (deepspeed 0.19.8, runtime/engine.py, "
+        "_configure_distributed_model)",
+        fix="shard the base by FSDP2: --engine fsdp2; or use ZeRO-2 or less, or plain weights",
         see="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1249",
     )
