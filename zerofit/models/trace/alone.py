@@ -166,7 +166,8 @@ class Forks:
 
     def close(self) -> None:
         """End the fork, which reads to the end of its input."""
-        self._writer.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._writer.close()
         self._reader.close()
         with contextlib.suppress(ChildProcessError):  # a script may ignore SIGCHLD
             os.waitpid(self._fork, 0)
@@ -187,6 +188,7 @@ class _Process:
             stderr=self._messages,
             env={**os.environ, "PYTHONPATH": paths},
             text=True,
+            start_new_session=True,  # an interrupt is for this process, which ends it with its forks
         )
         atexit.register(self._end)
 
@@ -207,8 +209,8 @@ class _Process:
         return error_of(untraced(f"{ended}: {lines[-1][:200]}"))
 
     def _end(self) -> None:
-        if self.is_here and self._process.stdin is not None:
-            self._process.stdin.close()
+        if self.is_here:
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
