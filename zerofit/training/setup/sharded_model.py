@@ -15,6 +15,7 @@ from zerofit.core.upstream.fsdp2 import (
     is_called_by_engine,
     is_shard,
     is_sharded,
+    keep_output_formats,
     prepare_alone,
     reshard_after_evaluation,
 )
@@ -52,6 +53,7 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
             model.check(objects)
         if models and settings.plan.is_checked:
             _check_optimizers(objects, self.device, changes)
+        keep_output_formats(self.state.fsdp_plugin)
         for model in models:
             _check_no_hooks(model)
             _check_storage(model, self.state.fsdp_plugin.mixed_precision_policy)
