@@ -1,4 +1,4 @@
-"""How accelerate's plugin for FSDP2 is set up, for the trace and for a run."""
+"""How accelerate's plugin for FSDP2 is changed for a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from zerofit.core.upstream.fsdp2 import keep_output_formats, make_plugin
+from zerofit.core.upstream.fsdp2 import keep_output_formats
 
 _FP32, _BF16, _FP16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -40,15 +40,3 @@ def test_no_policy_and_one_that_is_not_made_yet_are_left(policy: Any) -> None:
     plugin = SimpleNamespace(mixed_precision_policy=policy)
     keep_output_formats(plugin)
     assert plugin.mixed_precision_policy == policy
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("no", None), ("bf16", _BF16), ("fp16", _FP16)])
-def test_the_plugin_of_a_trace_computes_in_mixed_precision_and_returns_what_was_computed(
-    precision: str, dtype: torch.dtype | None
-) -> None:
-    plugin = make_plugin(
-        torch.nn.Linear(2, 2), reshard_after_forward=True, cpu_offload=False, mixed_precision=precision
-    )
-    policy = plugin.mixed_precision_policy
-    assert getattr(policy, "param_dtype", None) == dtype
-    assert getattr(policy, "output_dtype", None) is None

@@ -23,7 +23,6 @@ from sharded.models import make_inputs, make_model
 from zerofit.core.upstream.fsdp2 import (
     classes_to_wrap,
     host_copies,
-    keep_output_formats,
     local_tensor,
     offload_mode,
     whole_state_dict,
@@ -175,7 +174,6 @@ def measure(case: Case) -> dict[str, Any]:
     if case.precision == "fp16":  # without GradScaler, which needs a GPU
         accelerator.state.fsdp_plugin.set_mixed_precision("fp16")
         accelerator.state._mixed_precision = "fp16"
-    keep_output_formats(accelerator.state.fsdp_plugin)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     tracker, host = Tracker(), list[Any]()
     copies = offload_mode(host, tracker.on_host) if case.offload else contextlib.nullcontext()
