@@ -51,7 +51,8 @@ def trace_alone(source: ModelSource, request: TraceRequest) -> Trace:
         if (error := answer.get("error")) is not None:
             raise UserError(error.pop("id"), error.pop("summary"), **error)
         trace = read_trace(file, request)
-    assert trace is not None
+    if trace is None:
+        raise untraced(f"nothing was written to {folder}")
     return trace
 
 
@@ -220,7 +221,10 @@ def _asked(writer: IO[str], reader: IO[str], line: str) -> dict[str, Any] | None
         writer.write(line.rstrip("\n") + "\n")
         writer.flush()
     said = reader.readline()
-    return json.loads(said) if said.endswith("\n") else None
+    if not said.endswith("\n"):
+        return None
+    answer: dict[str, Any] = json.loads(said)
+    return answer
 
 
 _started: list[_Process] = []
