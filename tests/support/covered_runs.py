@@ -49,9 +49,8 @@ class Case:
     route: str
     """"loop" or "trainer"."""
     changes: tuple[str, ...]
-    """Those of CHANGES that are made; "quantized" and "qlora" train adapters on a base in nf4, "ten_steps"
-    takes more steps; "even" has samples of one length, whose batches weigh alike, and a loop's constant
-    learning rate."""
+    """Those of CHANGES that are made; "quantized" and "qlora" train adapters on a base in nf4; "even" has
+    samples of one length, whose batches weigh alike, and a loop's constant learning rate."""
     precision: str = "no"
     """accelerate's mixed precision."""
 
@@ -87,7 +86,6 @@ class Case:
             "frozen": ("--frozen",) if by_itself else (),
             "bucketed": ("--bucketed",),
             "even": ("--even",),
-            "ten_steps": ("--num-steps", "10"),
             "quantized": ("--lora", "--quantized", "bfloat16" if self.precision == "bf16" else "float32"),
         }
         return (
