@@ -21,6 +21,7 @@ from zerofit.models.trace.alone import Forks, trace_alone
 from zerofit.models.trace.entry import trace_here
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from zerofit.models.source import ModelSource
@@ -95,8 +96,10 @@ def _answer(line: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def forks() -> Forks:
-    return Forks(_answer)
+def forks() -> Iterator[Forks]:
+    forks = Forks(_answer)
+    yield forks
+    forks.close()
 
 
 def test_each_answer_comes_from_a_fork_of_its_own(forks: Forks) -> None:
