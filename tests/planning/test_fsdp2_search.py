@@ -20,13 +20,19 @@ from planning_problems import (
 )
 from tiny_traces import run_sharded_once, tiny
 
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rules import ALL_RULES
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.errors import UserError
+from zerofit.core.optimizers.lookup import REPLACEMENT_IDS, entry_of
 from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Engine,
     Lora,
     OffloadDevice,
+    OptimizerName,
     Precision,
     Quantization,
     Strategy,
@@ -184,6 +190,44 @@ def test_groups_that_share_samples_are_refused_under_fsdp2_by_name(flag: str) ->
     found = candidates(asked)
     rules = {finding.rule for dropped in found.dropped for finding in dropped.findings}
     assert (found.strategies, rules) == ((), {"fsdp2-without-other-groups"})
+
+
+_NO_DTENSORS = "fsdp2-optimizer-takes-no-dtensors"
+
+
+@pytest.mark.parametrize("optimizer", OptimizerName)
+def test_an_optimizer_that_steps_no_dtensors_is_refused_when_it_is_planned(optimizer: OptimizerName) -> None:
+    asked = problem(spec=spec_of(engine=Engine.FSDP2, optimizer=optimizer))
+    found = candidates(asked)
+    entry = entry_of(REPLACEMENT_IDS[optimizer])
+    assert entry is not None
+    findings = [finding for dropped in found.dropped for finding in dropped.findings]
+    assert bool(found.strategies) == entry.takes_dtensors
+    assert {finding.rule for finding in findings} == (set() if entry.takes_dtensors else {_NO_DTENSORS})
+    assert all(f"--optimizer {optimizer} with FSDP 2" == finding.found for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "torch.AdamW",
+        "torch.Muon",
+        "torch.Adafactor",
+        "torch.Rprop",
+        "transformers.Adafactor",
+        "bitsandbytes.PagedAdamW32bit",
+        "bitsandbytes.Lion8bit",
+        "other:mine.Own",
+    ],
+)
+@pytest.mark.parametrize("engine", Engine)
+def test_the_scripts_own_optimizer_is_judged_by_the_same_rule(own: str, engine: Engine) -> None:
+    strategy = Strategy(engine=engine)
+    said: Said[str | None] = Said(value=own, text="the script's own")
+    situation = situation_of_strategy(strategy, topology=Topology(world_size=2), own_optimizer=said)
+    entry = entry_of(own)
+    fails = engine is Engine.FSDP2 and entry is not None and not entry.takes_dtensors
+    assert (_NO_DTENSORS in {finding.rule for finding in check(situation, rules=ALL_RULES).findings}) == fails
 
 
 def test_a_plan_by_closed_forms_alone_has_no_row_of_fsdp2() -> None:

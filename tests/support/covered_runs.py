@@ -31,6 +31,8 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "pp": ("--num-processes", "2", "--pipeline-parallel-size", "2"),
 }
 """Flags of `zerofit launch` for each layout of ranks."""
+_QLORA = ("--qlora", "--lora-rank", "64", "--lora-targets", "q_proj,v_proj,down_proj")
+"""zerofit's own, beside "quantized", which is the script's."""
 _READERS = dict.fromkeys(("ddp", "z1", "z2", "z3", "fsdp", "fsdp-kept"), 2) | {"hybrid": 4, "fsdp-four": 4}
 """Ranks that read other samples than the others; 1 for the other layouts."""
 _SHARDED = ("fsdp", "fsdp-kept", "fsdp-alone", "fsdp-four", "hybrid")
@@ -47,8 +49,8 @@ class Case:
     route: str
     """"loop" or "trainer"."""
     changes: tuple[str, ...]
-    """Those of CHANGES that are made; "even" has samples of one length, whose batches
-    weigh alike, and a loop's constant learning rate."""
+    """Those of CHANGES that are made; "quantized" and "qlora" train adapters on a base in nf4; "even" has
+    samples of one length, whose batches weigh alike, and a loop's constant learning rate."""
     precision: str = "no"
     """accelerate's mixed precision."""
 
@@ -65,6 +67,7 @@ class Case:
             "checkpointed": ("--gradient-checkpointing",),
             "eight_bit": ("--optimizer", "adamw-8bit"),
             "frozen": ("--freeze", "embeddings"),
+            "qlora": _QLORA,
         }
         precision = () if self.precision == "no" else ("--mixed-precision", self.precision)
         return (
@@ -83,6 +86,7 @@ class Case:
             "frozen": ("--frozen",) if by_itself else (),
             "bucketed": ("--bucketed",),
             "even": ("--even",),
+            "quantized": ("--lora", "--quantized", "bfloat16" if self.precision == "bf16" else "float32"),
         }
         return (
             *("--batch-size", str(batch_size), "--num-steps", str(NUM_STEPS)),

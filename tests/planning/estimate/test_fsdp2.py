@@ -20,6 +20,7 @@ from zerofit.core.strategy import (
     OffloadDevice,
     OptimizerName,
     Precision,
+    Quantization,
     StateDictType,
     Strategy,
 )
@@ -191,6 +192,44 @@ def test_the_request_says_how_fsdp2_runs(
     assert request.sharding is not None
     assert {name: getattr(request.sharding, name) for name in expected} == expected
     assert request.autocast is None
+
+
+_QLORA: dict[str, Any] = {"quantization": Quantization.NF4, "lora": Lora(rank=2), "precision": Precision.BF16}
+
+
+def _on_host(setup: Setup, phase: RunPhase, term: str) -> int:
+    found = estimate_host_memory(setup, model=problem().model, machine=machine(2)).of(phase)
+    assert found is not None
+    return sum(held.num_bytes for held in found.terms if held.name == term)
+
+
+@pytest.mark.parametrize("storage", [Precision.BF16, Precision.FP16, Precision.FP32])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_each_rank_loads_the_whole_4_bit_base_into_host_memory(storage: Precision, num_ranks: int) -> None:
+    setup = _setup(replace(_FSDP2, quant_storage=storage, **_QLORA), num_ranks=num_ranks)
+    use = replace(setup.use, loads_weights=True)
+    parameters = setup.log.parameters
+    base = sum(p.num_elements * p.bytes_per_element for p in parameters if p.is_packed)
+    adapters = sum(p.num_elements * p.bytes_per_element for p in parameters if p.trains)
+    loaded = _on_host(replace(setup, use=use), RunPhase.LOAD, "weights")
+    assert base > 0
+    assert loaded == num_ranks * (base + adapters)  # the other weights are mapped from the checkpoint
+
+
+@pytest.mark.parametrize(
+    "strategy", [{}, {"precision": Precision.BF16}, {**_QLORA, "quant_storage": Precision.BF16}]
+)
+def test_offloaded_shards_are_made_while_whole_weights_are_on_the_host(strategy: dict[str, Any]) -> None:
+    offloads = {"optimizer_offload": _CPU, "param_offload": _CPU}
+    setup = _setup(replace(_FSDP2, **strategy, **offloads))
+    whole = sum(
+        parameter.num_elements * shard.bytes_per_element
+        for parameter, shard in zip(setup.log.parameters, setup.log.shards, strict=True)
+    )
+    phase = RunPhase.INITIALISE
+    held = sum(_on_host(setup, phase, term) for term in ("weights", "cast weights"))
+    assert held == 2 * whole
+    assert _on_host(setup, phase, "offloaded weights") >= 2 * _shard_bytes(setup)
 
 
 def test_storage_of_packed_weights_is_asked_for() -> None:

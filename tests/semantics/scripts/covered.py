@@ -65,8 +65,25 @@ def by_length(dataset: Samples, batch_size: int) -> list[list[int]]:
     return [batches[number] for number in torch.randperm(len(batches), generator=torch.manual_seed(2))]
 
 
+def quantized(args: argparse.Namespace) -> dict[str, object]:
+    """Return what from_pretrained() takes for a base in nf4, in elements that FSDP2 shards."""
+    if not args.quantized:
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    dtype = getattr(torch, args.quantized)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": "cpu"}, "dtype": dtype}
+
+
 def make_model(args: argparse.Namespace) -> torch.nn.Module:
-    model = AutoModelForCausalLM.from_pretrained(args.model).train()
+    model = AutoModelForCausalLM.from_pretrained(args.model, **quantized(args)).train()
     if args.frozen:
         model.get_input_embeddings().weight.requires_grad_(False)
     if args.lora:
@@ -244,6 +261,7 @@ def main() -> None:
     parser.add_argument("--stop-step", type=int, default=0)
     parser.add_argument("--resume", default="")
     parser.add_argument("--optimizer", choices=("sgd", "adamw", "adamw-8bit"), default="sgd")
+    parser.add_argument("--quantized", choices=("float32", "bfloat16"))
     parser.add_argument("--ddp-backend")
     for flag in ("--bf16", "--even", "--trainer", "--lora", "--frozen", "--bucketed", "--keep-start"):
         parser.add_argument(flag, action="store_true")

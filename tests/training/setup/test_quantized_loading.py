@@ -23,7 +23,8 @@ from transformers import (
     modeling_utils,
 )
 
-from zerofit.core.strategy import Lora, Quantization, Strategy, ZeroStage
+from zerofit.core.strategy import Lora, Precision, Quantization, Strategy, ZeroStage
+from zerofit.models.changes.quantization import torch_dtype
 from zerofit.training.setup import changed_model, quantized_loading
 
 if TYPE_CHECKING:
@@ -43,9 +44,12 @@ def loading() -> Iterator[Any]:
     """Return a function that hooks from_pretrained under a plan for QLoRA; it is taken off again."""
     original = vars(PreTrainedModel)["from_pretrained"]
 
-    def install(**options: Any) -> Any:
+    def install(*, on_cpu: bool = True, **options: Any) -> Any:
         changes = quiet()
-        quantized_loading.install(modeling_utils, settings(**WANTED, **options), changes)
+        wanted = settings(**WANTED, **options)
+        topology = replace(wanted.plan.topology, on_cpu=on_cpu)
+        wanted = replace(wanted, plan=replace(wanted.plan, topology=topology))
+        quantized_loading.install(modeling_utils, wanted, changes)
         return changes
 
     yield install
@@ -87,6 +91,32 @@ def test_the_model_of_a_second_fold_is_quantized_though_the_first_one_lives(
     optimizer.step()
     assert first.is_loaded_in_4bit
     assert LlamaForCausalLM.from_pretrained(tmp_path).is_loaded_in_4bit
+
+
+@pytest.mark.parametrize(
+    ("given", "notes"),
+    [
+        ({}, 1),
+        ({"device_map": None}, 1),
+        ({"device_map": "auto"}, 2),
+        ({"device_map": {"": 0}}, 2),
+        ({"device_map": {"": "cuda:1"}}, 2),
+        ({"device_map": {"": "cpu"}}, 1),
+    ],
+)
+@pytest.mark.parametrize("storage", [Precision.BF16, Precision.FP32])
+def test_under_fsdp2_each_rank_of_a_gpu_loads_on_the_host_in_elements_that_are_sharded(
+    loading: Any, tmp_path: Path, given: dict[str, Any], notes: int, storage: Precision
+) -> None:
+    changes = loading(uses_fsdp2=True, on_cpu=False, quant_storage=storage)
+    llama(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, **given)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert (weight.dtype, weight.shape[1]) == (torch_dtype(storage), 1)
+    assert weight.numel() * weight.element_size() == 64 * 64 // 2
+    assert f"with quantized scales, stored in {storage}" in changes.lines[0]
+    assert len(changes.lines) == notes
 
 
 def test_a_classifier_that_was_loaded_as_the_message_says_trains_by_hand(tmp_path: Path) -> None:

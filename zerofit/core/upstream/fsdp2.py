@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -158,6 +159,18 @@ def make_plugin(
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
     return plugin
+
+
+def keep_output_formats(plugin: Any) -> None:
+    """Leave what a unit returns in the dtype that it was computed in, such as a loss in fp32.
+
+    accelerate's mixed precision casts all of it to 16 bits (1.15, utils/dataclasses.py, set_mixed_precision):
+    the loss that a script logs is then rounded by up to 0.4 %, where under DDP it is in fp32. A trace leaves
+    accelerate's policy, whose casts allocate no less.
+    """
+    policy = plugin.mixed_precision_policy
+    if getattr(policy, "output_dtype", None) is not None and policy.output_dtype == policy.param_dtype:
+        plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=None)
 
 
 def shard(model: Any, plugin: Any, mesh: Any, *, mixed_precision: str) -> Any:

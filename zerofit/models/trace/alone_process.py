@@ -1,31 +1,54 @@
-"""The process that alone.py starts: it traces what standard input asks for into the file of its argument."""
+"""The process that alone.py starts: it traces what its input's lines ask for, each in a fork."""
 
 from __future__ import annotations
 
+import base64
+import importlib
 import json
 import os
 import pickle
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 from zerofit.core.errors import UserError
+from zerofit.models.trace.alone import error_of, serve_forks, untraced
 from zerofit.models.trace.cache import write_trace
 from zerofit.models.trace.entry import trace_here
 
-_FIELDS = ("summary", "found", "why", "fix")
+_LIBRARIES = (
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch.testing._internal.distributed.fake_pg",
+    "torch._subclasses.fake_tensor",
+    "transformers.modeling_utils",
+    "accelerate.utils.fsdp_utils",
+)
+"""What every trace imports."""
 
 
 def main() -> None:
-    """Write the trace, or beside it why there is none."""
-    source, request = pickle.loads(sys.stdin.buffer.read())
-    file = Path(sys.argv[1])
+    """Answer requests on standard output, to which nothing else may write."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for name in _LIBRARIES:
+        importlib.import_module(name)
+    serve_forks(_answer, sys.stdin, answers)
+
+
+def _answer(line: str) -> dict[str, Any]:
+    """Write the trace into the request's file, and return {"ok": True}, or an error's fields."""
+    fields = json.loads(line)
+    source, request = pickle.loads(base64.b64decode(fields["asked"]))
     try:
-        write_trace(file, trace_here(source, request))
+        write_trace(Path(fields["path"]), trace_here(source, request))
     except UserError as error:
-        fields = {name: getattr(error, name) for name in _FIELDS}
-        file.with_suffix(".json").write_text(json.dumps({"id": error.rule, **fields}), "utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # without the interpreter's last collection
+        return error_of(error)
+    except Exception as error:
+        traceback.print_exc()
+        return error_of(untraced(f"{type(error).__name__}: {str(error).strip()[:200]}"))
+    return {"ok": True}
 
 
 if __name__ == "__main__":

@@ -190,6 +190,10 @@ class HostRank:
         """from_pretrained maps the checkpoint; a tensor is copied if its dtype changes.
 
         All ranks share the file's pages, which count for rank 0. Under zero.Init only rank 0 reads them.
+        Under FSDP2 each rank has its own 4-bit base, also with cpu_ram_efficient_loading: transformers 5.23
+        spares the other ranks only what a checkpoint lacks (modeling_utils.py,
+        _move_missing_keys_from_meta_to_device), and accelerate 1.15 broadcasts no 4-bit weights
+        (utils/fsdp_utils.py, fsdp2_prepare_model).
         """
         if self._is_partitioned:
             self._partition_weights()
@@ -199,16 +203,18 @@ class HostRank:
         if self._is_partitioned:
             self._close_checkpoint()
             return
+        packed = [parameter.is_packed for parameter in self._setup.log.parameters]
         for number, size in enumerate(self._sizes):
             is_mapped = self._setup.use.loads_weights and self._loaded_bytes_of(number) == self._loaded
-            num_bytes = 0 if is_mapped else size * self._loaded_bytes_of(number)
+            num_bytes = 0 if is_mapped and not packed[number] else size * self._loaded_bytes_of(number)
             self._weights.append(self.ledger.take(num_bytes, WEIGHTS))
         if not self._setup.use.loads_weights:
             self._cut = [self.ledger.take(self._setup.cut_elements * self._loaded, WEIGHTS)]
 
     def _loaded_bytes_of(self, number: int) -> int:
-        """DeepSpeed casts the weights; without it the script loads them in the dtype of the forward pass.
+        """Return the bytes per element of a weight on the host before the engine is made.
 
+        DeepSpeed casts the weights; without it the script loads them in the dtype of the forward pass.
         Under FSDP2 accelerate casts those that train to fp32 before it shards them.
         """
         return self._loaded if self._is_deepspeed else self._made[number]
@@ -232,12 +238,12 @@ class HostRank:
         for block in self._cut:  # other ranks have these parts
             self.ledger.drop(block)
         if not self._is_partitioned:
-            self._cast_and_move()
+            self._cast()
+            if self._is_sharded and self._strategy.offloads:
+                self._pin_shards()
+            self._move()
             if self._stage is ZeroStage.PARAMETERS:
                 self._partition_weights()
-        if self._is_sharded and self._strategy.offloads:
-            for size, width in zip(self._shards, self._bytes, strict=True):
-                self.ledger.pin(size * width, WEIGHT_PARTITION, pins=True)
         if not self._trained:
             return
         if self._stage is ZeroStage.PARAMETERS:
@@ -247,12 +253,22 @@ class HostRank:
             if self._offload is not OffloadDevice.NONE:
                 self._initialise_stage12()
 
-    def _cast_and_move(self) -> None:
+    def _pin_shards(self) -> None:
+        """Offloaded shards of FSDP2 are made while a state dict still holds the whole weights.
+
+        Source: accelerate 1.15, utils/fsdp_utils.py, original_sd in fsdp2_prepare_model.
+        """
+        for size, width in zip(self._shards, self._bytes, strict=True):
+            self.ledger.pin(size * width, WEIGHT_PARTITION, pins=True)
+
+    def _cast(self) -> None:
         for number, size in enumerate(self._sizes):
             if self._bytes[number] != self._loaded_bytes_of(number):
                 cast = self.ledger.take(size * self._bytes[number], CAST)
                 self.ledger.drop(self._weights[number])
                 self._weights[number] = cast
+
+    def _move(self) -> None:
         for block in self._weights:
             self.ledger.drop(block)
         self._weights = []

@@ -43,17 +43,33 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
         strategy = settings.strategy
         kwargs["quantization_config"] = quantization_config(strategy.precision, strategy.quant_storage)
-        if kwargs.get("device_map") is None:
-            kwargs["device_map"] = {"": "cpu" if settings.on_cpu else int(os.environ.get("LOCAL_RANK", "0"))}
+        given = kwargs.get("device_map")
+        if given is None or settings.uses_fsdp2:
+            kwargs["device_map"] = {"": _place(settings)}
         with whole_heads():
             made = original(cls, name, *args, **kwargs)
         model = made[0] if isinstance(made, tuple) else made
         make_trainable(model)
         choice.quantized.add(model)
-        changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales")
+        stored = f", stored in {strategy.quant_storage}" if strategy.quant_storage is not None else ""
+        changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales{stored}")
+        if given is not None and given != kwargs["device_map"]:
+            changes.add(
+                f"{cls.__name__} is loaded on the host in place of device_map={given!r}: it is sharded"
+            )
         return made
 
     module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+
+def _place(settings: AppliedSettings) -> str | int:
+    """Return where the base is loaded: on the GPU that trains it, or on the host if it is sharded.
+
+    A GPU may hold no more than its shards. FSDP2 moves unit by unit to the GPU and keeps this rank's part
+    (torch 2.13, _fully_shard/_fsdp_init.py, _move_states_to_device), while transformers and TRL without a
+    device_map quantize the whole model on each GPU (transformers 5.23, quantizer_bnb_4bit.py).
+    """
+    return "cpu" if settings.on_cpu or settings.uses_fsdp2 else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @contextmanager
@@ -92,8 +108,9 @@ def _not_partitioned() -> UserError:
         "quantized-base-not-partitioned",
         "a quantized base can't be combined with ZeRO-3",
         found="weights in nf4, and ZeRO-3",
-        why="transformers does not use zero.Init for quantized weights and loads all of them on every rank, "
-        "so a model that needs stage 3 would not fit while loading",
-        fix="use ZeRO-2 or less, or train without quantized weights",
+        why="transformers makes quantized weights without zero.Init, and DeepSpeed's engine then moves the "
+        "whole model to each GPU before it partitions it (deepspeed 0.19.8, runtime/engine.py, "
+        "_configure_distributed_model)",
+        fix="shard the base by FSDP2: --engine fsdp2; or use ZeRO-2 or less, or plain weights",
         see="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1249",
     )

@@ -15,10 +15,12 @@ from zerofit.core.upstream.fsdp2 import (
     is_called_by_engine,
     is_shard,
     is_sharded,
+    keep_output_formats,
     prepare_alone,
     reshard_after_evaluation,
 )
 from zerofit.core.upstream.torch import accumulated_hooks
+from zerofit.models.changes.adapters import packs_weights
 from zerofit.models.element_wise import try_sharded
 from zerofit.training.batch.micro_batches.separability import HOOKING_LIBRARIES
 from zerofit.training.setup.optimizer_swap import is_plain_optimizer, live_optimizers
@@ -51,8 +53,10 @@ def wrappers(accelerator_class: Any, settings: AppliedSettings, changes: Changes
             model.check(objects)
         if models and settings.plan.is_checked:
             _check_optimizers(objects, self.device, changes)
+        keep_output_formats(self.state.fsdp_plugin)
         for model in models:
             _check_no_hooks(model)
+            _check_storage(model, self.state.fsdp_plugin.mixed_precision_policy)
             self.state.fsdp_plugin.transformer_cls_names_to_wrap = classes_to_wrap(model)
         if bool(models) == any(isinstance(item, Optimizer) for item in objects):
             prepared = original(self, *objects, **kwargs)
@@ -157,6 +161,30 @@ def _check_no_hooks(model: Any) -> None:
         for hook in () if is_shard(parameter) else hooks:
             if not str(getattr(hook, "__module__", "")).startswith(HOOKING_LIBRARIES):
                 raise gradient_hook(name)
+
+
+def _check_storage(model: Any, policy: Any) -> None:
+    """Check that FSDP2 gathers 4-bit weights in the dtype that they are stored in.
+
+    Elsewhere it casts them like weights: the bits become those of other 4-bit numbers, without a word (torch
+    2.13, _fully_shard/_fsdp_param.py, all_gather_inputs).
+    """
+    computes_in = getattr(policy, "param_dtype", None)
+    for name, parameter in model.named_parameters():
+        stored_in = parameter.dtype
+        is_cast = stored_in.is_floating_point and computes_in not in (None, stored_in)
+        if is_cast and packs_weights(parameter):
+            raise UserError(
+                "packed-weights-cast-by-fsdp2",
+                "FSDP2 would cast 4-bit weights to another dtype, which destroys them",
+                found=f"{name} is stored in {_short(stored_in)}, mixed precision is {_short(computes_in)}",
+                why="it gathers each floating tensor in the dtype of mixed precision, whatever its bits mean",
+                fix=f"load the model with bnb_4bit_quant_storage={computes_in}",
+            )
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_optimizers(objects: Iterable[Any], device: Any, changes: Changes) -> None:

@@ -23,6 +23,7 @@ from zerofit.checking.rules.fsdp.settings import under_fsdp
 from zerofit.checking.rules.script.hits import OF_ENGINE, hit, hit_under_condition, unguarded_calls
 from zerofit.core.command import Route
 from zerofit.core.optimizers.lookup import entry_of
+from zerofit.core.strategy import Engine
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -83,8 +84,11 @@ def _several(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
         "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered"
     ),
 )
-@under_fsdp(version=2)
-def _optimizer(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
+def _optimizer(situation: Situation) -> Iterator[Hit]:
+    fsdp, strategy = fsdp_of(situation), situation.strategy
+    is_planned = strategy is not None and strategy.engine is Engine.FSDP2
+    if not is_planned and (fsdp is None or fsdp.version != 2):
+        return
     said = situation.settings.optimizer
     entry = entry_of(said.value) if said is not None and said.value is not None else None
     if said is not None and entry is not None and not entry.takes_dtensors:

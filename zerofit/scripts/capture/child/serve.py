@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.torch import set_device_guard
+from zerofit.models.trace.alone import Forks, error_of
 from zerofit.models.trace.cache import write_trace
 from zerofit.models.trace.live import trace_live
 
@@ -22,19 +24,32 @@ if TYPE_CHECKING:
 
 
 def serve(live: Live, reader: TextIO, writer: TextIO) -> None:
-    """Answer each request line by one line, up to the end of the file.
+    """Answer each request line by one line, up to the end of the file; those of FSDP2 in forks.
 
     A request is {"request": the fields of a TraceRequest, "path": the file to write}; its answer is
     {"ok": true}, or {"error": {"id", "summary", "found", "why", "fix"}}.
     """
     set_device_guard()
-    for line in reader:
-        # In a new thread, which is not affected by the modes of the script or the capture: autocast, default
-        # devices, gradients switched off.
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            answer = thread.submit(_answer, live, line).result()
-        writer.write(json.dumps(answer) + "\n")
-        writer.flush()
+    answer = partial(_in_new_thread, live)
+    with closing(Forks(answer)) as forks:
+        for line in reader:
+            answered = forks.answer(line) if _is_sharded(line) else answer(line)
+            writer.write(json.dumps(answered) + "\n")
+            writer.flush()
+
+
+def _is_sharded(line: str) -> bool:
+    """Return True if a request line wants FSDP2."""
+    try:
+        return json.loads(line)["request"].get("sharding") is not None
+    except (ValueError, LookupError):
+        return False
+
+
+def _in_new_thread(live: Live, line: str) -> dict[str, Any]:
+    """Return the answer of a thread without the modes of script and capture: autocast, gradients off."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(_answer, live, line).result()
 
 
 def _answer(live: Live, line: str) -> dict[str, Any]:
@@ -45,8 +60,7 @@ def _answer(live: Live, line: str) -> dict[str, Any]:
         if not path.exists():
             raise OSError(f"nothing was written to {path}")
     except UserError as error:
-        fields = ("summary", "found", "why", "fix")
-        return {"error": {"id": error.rule, **{name: getattr(error, name) for name in fields}}}
+        return error_of(error)
     except Exception as error:
         return {"error": _unexpected(error)}
     return {"ok": True}
