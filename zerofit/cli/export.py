@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from zerofit.cli.output.console import echo
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.core.units import format_bytes
 from zerofit.launching.export import export as export_weights
@@ -23,5 +24,5 @@ def export(*, source: Path, out: Path) -> None:
     """
     exported = export_weights(source, out)
     what = "adapters" if exported.is_adapter else "weights"
-    click.echo(f"zerofit: {what} of {exported.checkpoint}, loaded and compared", err=True)
-    click.echo(f"{exported.folder}: {exported.num_parameters} numbers, {format_bytes(exported.total_bytes)}")
+    echo(f"zerofit: {what} of {exported.checkpoint}, loaded and compared", err=True)
+    echo(f"{exported.folder}: {exported.num_parameters} numbers, {format_bytes(exported.total_bytes)}")

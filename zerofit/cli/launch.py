@@ -19,7 +19,7 @@ from zerofit.cli.options import (
     settings_from,
     strategy_options,
 )
-from zerofit.cli.output.console import Console, for_terminal, show_files
+from zerofit.cli.output.console import Console, echo, for_terminal, show_files
 from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
@@ -131,13 +131,13 @@ def launch(
     )
     if run.exit_code is None:
         show_files(run.files if console.shows_details else {})
-        click.echo(run.command)
+        echo(run.command)
         return 0
     if run.cause:
         with contextlib.suppress(OSError):  # a closed terminal
             end = f"zerofit: {run.cause}; its log and record are in {run.folder}"
             known = short_lines(explain_run(run.folder))
-            click.echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
+            echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
     return run.exit_code
 
 

@@ -20,7 +20,7 @@ from zerofit.cli.options import (
     script_options,
     settings_from,
 )
-from zerofit.cli.output.console import Console, show_files
+from zerofit.cli.output.console import Console, echo, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.launching.clusters.job import ClusterFlags
@@ -181,15 +181,13 @@ def submit(
         **settings_from(flags),
     )
     if as_json:
-        click.echo(json.dumps(_document(run), indent=2))
+        echo(json.dumps(_document(run), indent=2))
     elif run.is_written:
-        click.echo(run.job_id or run.command)
+        echo(run.job_id or run.command)
     else:
         show_files(run.files)
-        click.echo(
-            "# nothing was written: --write-only writes these files, and this command submits the job:"
-        )
-        click.echo(run.command)
+        echo("# nothing was written: --write-only writes these files, and this command submits the job:")
+        echo(run.command)
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from zerofit.core.errors import UserError, nearest
+from zerofit.core.foreign_text import printable
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.launching.clusters.job import JOB_FILE, SUBMITTED_FILE
 from zerofit.launching.clusters.pace import last_loss, pace, pace_words, started_at
@@ -235,7 +236,7 @@ def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
     if follows and (end := run_status(run)["end"]):
-        print(f"zerofit: the run ended: {end}", file=sys.stderr)
+        print(f"zerofit: the run ended: {printable(end)}", file=sys.stderr)
     return 0
 
 
