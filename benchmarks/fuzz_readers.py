@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Coverage-guided fuzzing of zerofit's readers of foreign files, by atheris.
 
-logs: zerofit explain. documents: JSON, HJSON and YAML with places. records: a rank's live record and its record.
-plans: plan files. Each reader answers, or refuses by its own error; anything else ends the run, with the input in
-the folder of --out. `pip install atheris` first: it is in no extra, as it has no wheels for most Pythons.
+logs: zerofit explain. documents: JSON, HJSON and YAML with places. records: a rank's live record and its
+record. plans: plan files. Each reader answers, or refuses by its own error; anything else ends the run, and
+its input is in the folder of --out. `pip install atheris` first: it is in no extra, as it has few wheels.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _words(words: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         flag, joint, value = word.partition("=")
         is_flag = bool(joint) and _FLAG.match(flag) is not None
         is_value_of_last = last.startswith("-") and "=" not in last and not word.startswith("--")
-        if is_flag and is_secret(flag, value):
+        if is_flag and (_is_secret_of(flag, value) or (not is_value_of_last and _has_secret(value))):
             yield word, f"{flag}=", _variable(flag, value, variables)
         elif (
             (is_value_of_last and _is_secret_of(last, word))

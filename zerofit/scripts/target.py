@@ -57,7 +57,7 @@ def check_script(target: tuple[str, ...]) -> None:
 
 
 def _check_is_python(path: Path) -> None:
-    """Check that a file is neither a notebook, whose JSON is valid Python, nor a shell script."""
+    """Check that a file is no notebook, whose JSON is valid Python, no shell script, and no binary file."""
     if path.suffix == ".ipynb":
         raise UserError(
             "script-is-a-notebook",
@@ -68,6 +68,14 @@ def _check_is_python(path: Path) -> None:
         )
     with path.open("rb") as file:
         first_line = file.readline(200)
+    if b"\0" in first_line or first_line.startswith(_ZIP):
+        raise UserError(
+            "script-is-not-text",
+            "a script is the source of a Python program",
+            found=str(path),
+            why="it is a zip archive" if first_line.startswith(_ZIP) else "it is a binary file",
+            fix="unzip it, and name the script in it" if first_line.startswith(_ZIP) else "name its source",
+        )
     if is_shell_script(path.name, first_line):
         raise UserError(
             "script-is-of-a-shell",
@@ -79,6 +87,8 @@ def _check_is_python(path: Path) -> None:
         )
 
 
+_ZIP = b"PK\x03\x04"
+"""First bytes of a zip archive, which Python itself runs by its __main__.py."""
 _RUN_LINES = (*SHELLS, "ksh", "source", "sbatch")
 """Commands that run a file of command lines."""
 
