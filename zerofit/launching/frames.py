@@ -44,7 +44,7 @@ _DATA_WORDS = re.compile(
     r"|(?<![a-z])(?:df|ds|ex|img|image|images|text|texts|prompt|messages)(?![a-z])"
 )
 """What functions and variables are called that handle data. ASSUMPTION."""
-_CHECKPOINT_WORDS = re.compile(r"(?i)(?:checkpoint|ckpt|state_?dict)\w*\[|load_state_dict")
+_CHECKPOINT_WORDS = re.compile(r"(?i)(?:checkpoint|ckpt|state_?dict)\w{0,64}\[|load_state_dict")
 _OPTIMIZER = re.compile(
     r"/optim(?:izers?)?/|(?:^|[/_])(?:optim|optimizer|optimization|adamw?|cpu_adam|lion|adafactor)\.py$"
 )
