@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,31 @@ def test_a_script_that_is_no_source(tmp_path: Path, head: bytes, why: str) -> No
         (OSError(36, "File name too long", "x" * 300), "refused-by-system", "use a shorter name"),
         (FileNotFoundError(2, "No such file or directory"), "folder-gone", "cd into a folder that exists"),
         (BlockingIOError(11, "Resource temporarily unavailable"), "refused-by-system", "check that the path"),
+        (ValueError("embedded null byte"), "refused-by-system", "check that the path"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "not-utf-8", "rename the file"),
     ],
 )
-def test_each_error_has_an_answer(error: OSError | UnicodeError, rule: str, fix: str) -> None:
+def test_each_error_has_an_answer(error: Exception, rule: str, fix: str) -> None:
     answer = refused_by_system(error)
+    assert answer is not None
     assert (answer.rule, answer.exit_code) == (rule, 2)
     assert answer.fix.startswith(fix)
+
+
+def _raised(work: Callable[[], object]) -> Exception:
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+def test_what_pathlib_raises_is_the_systems_and_what_we_raise_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    refused = refused_by_system(_raised((tmp_path / "loop" / "x").resolve))
+    assert refused is not None
+    assert "loop" in refused.found
+    assert refused_by_system(_raised(Path("~nobody-of-that-name/x").expanduser)) is not None
+    assert [refused_by_system(error) for error in (KeyError("x"), ValueError("x"), AssertionError())] == [
+        None
+    ] * 3

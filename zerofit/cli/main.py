@@ -175,11 +175,14 @@ def _run() -> NoReturn:
         _fail(*known, debug=settings["debug"])
     except (BrokenPipeError, _BrokenPipeError):
         raise
-    except (OSError, UnicodeError) as error:
-        if settings["debug"]:
+    except Exception as error:
+        if isinstance(error, OSError) and _is_of_output(error):
+            answer: UserError | None = _unwritable(error)
+        else:
+            answer = refused_by_system(error)
+        if answer is None or settings["debug"]:
             raise
-        is_of_output = isinstance(error, OSError) and _is_of_output(error)
-        _fail(_unwritable(error) if is_of_output else refused_by_system(error), debug=False)
+        _fail(answer, debug=False)
 
 
 def _fail(*errors: UserError, debug: bool) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import traceback
 
 from zerofit.core.errors import UserError
 
@@ -23,8 +24,16 @@ _FIX_OF_ERRNO = {
 """What helps against errors of the system that no verb answers by itself."""
 
 
-def refused_by_system(error: OSError | UnicodeError) -> UserError:
-    """Return the answer to an error of files, processes or encodings that no verb answers by itself."""
+def refused_by_system(error: Exception) -> UserError | None:
+    """Return the answer to an error of files, processes or encodings that no verb answers by itself.
+
+    Returns:
+        None for any other error, which is our own.
+    """
+    if isinstance(error, RuntimeError) and _is_of_pathlib(error):  # a circle of links, or no home folder
+        error = OSError(errno.ELOOP if "loop" in str(error) else errno.ENOENT, str(error), "")
+    elif isinstance(error, ValueError) and str(error).startswith("embedded null"):
+        error = OSError(errno.EINVAL, "a name has a null byte", "")
     if isinstance(error, UnicodeError):
         return UserError(
             "not-utf-8",
@@ -33,6 +42,8 @@ def refused_by_system(error: OSError | UnicodeError) -> UserError:
             why="zerofit reads and writes UTF-8; names of other encodings are passed on where possible",
             fix="rename the file, or write it as UTF-8: iconv -f latin1 -t utf-8 FILE",
         )
+    if not isinstance(error, OSError):
+        return None
     if error.errno == errno.ENOENT and error.filename is None:
         return UserError(
             "folder-gone",
@@ -41,7 +52,7 @@ def refused_by_system(error: OSError | UnicodeError) -> UserError:
             why="it was removed or moved after this shell went there",
             fix="cd into a folder that exists",
         )
-    names = (name for name in (error.filename, error.filename2) if isinstance(name, str | bytes))
+    names = (name for name in (error.filename, error.filename2) if name and isinstance(name, str | bytes))
     return UserError(
         "refused-by-system",
         "the system refuses what this command needs",
@@ -49,3 +60,8 @@ def refused_by_system(error: OSError | UnicodeError) -> UserError:
         why="a file, a folder or a process can't be used; --debug shows by which step",
         fix=_FIX_OF_ERRNO.get(error.errno or 0, "check that the path exists and is what the command expects"),
     )
+
+
+def _is_of_pathlib(error: RuntimeError) -> bool:
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].partition(".")[0] == "pathlib"

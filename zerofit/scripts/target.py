@@ -67,16 +67,17 @@ def _check_is_python(path: Path) -> None:
             fix=f"`jupyter nbconvert --to script {path}` writes {path.with_suffix('.py')}: name that file",
         )
     with path.open("rb") as file:
-        first_line = file.readline(200)
-    if b"\0" in first_line or first_line.startswith(_ZIP):
+        head = file.read(200)
+    is_zip = head.startswith(_ZIP)
+    if is_zip or b"\0" in head:
         raise UserError(
             "script-is-not-text",
             "a script is the source of a Python program",
             found=str(path),
-            why="it is a zip archive" if first_line.startswith(_ZIP) else "it is a binary file",
-            fix="unzip it, and name the script in it" if first_line.startswith(_ZIP) else "name its source",
+            why="it is a zip archive" if is_zip else "it is a binary file",
+            fix="unzip it, and name the script in it" if is_zip else "name its source, written as UTF-8",
         )
-    if is_shell_script(path.name, first_line):
+    if is_shell_script(path.name, head.partition(b"\n")[0]):
         raise UserError(
             "script-is-of-a-shell",
             "a shell script is not a Python script",
