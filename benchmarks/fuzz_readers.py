@@ -12,13 +12,16 @@ import argparse
 import io
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 8192
+MOST_BYTES = 1 << 16
 
 
 def _read_log(data: bytes) -> None:
@@ -74,9 +77,41 @@ def _seeds(reader: str) -> list[bytes]:
         files = sorted((ROOT / "ds_configs").iterdir())
         return [bytes([number % 2]) + path.read_bytes() for path in files for number in (0, 1)]
     if reader == "records":
-        return [bytes(1400), json.dumps({"rank": 0, "exit_code": 1, "changes": []}).encode()]
-    goldens = sorted((ROOT / "tests").rglob("*plan*.json"))
-    return [path.read_bytes() for path in goldens][:20] or [b'{"version": 1}']
+        return _records()
+    return [_plan()]
+
+
+def _plan() -> bytes:
+    """Return a plan file, as small as it gets."""
+    line = "plan --fast --model gpt2 --seq-len 512 --global-batch-size 8 --gpus 1xA100-40G --output"
+    with tempfile.TemporaryDirectory() as made:
+        file = Path(made, "plan.json")
+        subprocess.run([sys.executable, "-m", "zerofit", *line.split(), str(file)], check=True)
+        return json.dumps(json.loads(file.read_bytes())).encode()
+
+
+def _records() -> list[bytes]:
+    """Return a live record and a record as ranks write them."""
+    from zerofit.core.rank_observation import LiveFile, Phase, PhasePeak, live_file
+    from zerofit.core.rank_record import RankRecord
+
+    with tempfile.TemporaryDirectory() as made:
+        live = LiveFile(Path(made), 0)
+        live.write(Phase.FORWARD, (7, 3, 10, 10, 5, 1 << 30, 2, 1), (1.7e9, 2.5, 1.6e9))
+        live.write_peak(Phase.FORWARD, PhasePeak(allocated_bytes=1 << 30, reserved_bytes=2 << 30))
+        live.write_checkpoint("/data/checkpoint-2")
+        written = live_file(Path(made), 0).read_bytes()
+    record = RankRecord(
+        rank=0,
+        exit_code=1,
+        error_type="KeyError",
+        error_message="x",
+        peak_host_bytes=1 << 30,
+        peak_gpu_allocated_bytes=None,
+        peak_gpu_reserved_bytes=None,
+        changes=("a change",),
+    )
+    return [written, json.dumps(asdict(record)).encode()]
 
 
 _READERS: dict[str, Callable[[bytes], None]] = {
@@ -98,10 +133,10 @@ def main() -> None:
     arguments = parser.parse_args()
     corpus = arguments.out / arguments.reader
     corpus.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(_seeds(arguments.reader)):
-        (corpus / f"seed{number}").write_bytes(seed[:MOST_BYTES])
     with atheris.instrument_imports(include=["zerofit", "yaml", "hjson"]):
         _READERS[arguments.reader](b"{}")
+    for number, seed in enumerate(_seeds(arguments.reader)):
+        (corpus / f"seed{number}").write_bytes(seed[:MOST_BYTES])
     options = [
         f"-max_total_time={arguments.seconds}",
         f"-max_len={MOST_BYTES}",

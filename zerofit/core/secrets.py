@@ -59,7 +59,7 @@ _HAVE_USERS = ("ssh", "sftp", "scp", "hdfs", "abfs", "abfss", "wasb", "wasbs")
 """Schemes of URLs whose user without a password is a user, or a container."""
 _NAME_IN_TEXT = re.compile(
     rf"(?i)(?:(?P<strong>{_STRONG})|(?P<token>{_TOKEN})|{_WEAK})"
-    r"(?P<quoted>\\?[\"'])?\]?(?P<joint>\s{0,8}(?:=>|:=|[=:])\s{0,8}|\s{1,8})(?:[bru]?\\?(?P<quote>[\"']))?"
+    r"(?P<quoted>\\?[\"'])?\]?(?P<joint>\s{0,8}(?:=>|:=|[=:]|%3d)\s{0,8}|\s{1,8})(?:[bru]?\\?(?P<quote>[\"']))?"
 )
 """A name, what separates it from its value, and the value's quotation mark."""
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate|aws4-hmac-sha256)\s{1,8}")
@@ -213,6 +213,9 @@ def _value_after(text: str, found: re.Match[str]) -> tuple[int, int]:
         end = text.find(found["quote"], start)
         end = len(text) if end < 0 else end
         return start, end - (text[end - 1 : end] == "\\")
+    if found["joint"] == "=" and text.startswith("{", start):  # as ODBC takes passwords with signs in them
+        end = text.find("}", start)
+        return start, len(text) if end < 0 else end + 1
     value = _TO_LINE_END if name.startswith("cookie") else _BARE
     whole = value.match(text, start)
     return start, start if whole is None else whole.end()
