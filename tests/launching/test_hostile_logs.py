@@ -12,8 +12,8 @@ from random import Random
 import pytest
 
 from zerofit.cli import launch
-from zerofit.core.time_limit import TimeLimitReached, time_limit
 from zerofit.launching.explain import Explanation, explain_bytes
+from zerofit.machine.time_limit import TimeLimitReached, time_limit
 
 _HEAD = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n'
 _DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"

@@ -24,11 +24,11 @@ from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.core.plan import GENERATE_LIMIT_S
-from zerofit.core.time_limit import TimeLimitReached, time_limit
 from zerofit.launching.explain_run import explain_run
 from zerofit.launching.launch import launch as launch_script
 from zerofit.launching.recover import RecoverMode
 from zerofit.launching.run_folder import typed_name
+from zerofit.machine.time_limit import TimeLimitReached, time_limit
 
 _EXPLAIN_LIMIT_S = 10.0
 """Time to look for the cause of a failed run before the end. ASSUMPTION: 200 MB of log are read in it."""
