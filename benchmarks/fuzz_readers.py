@@ -82,8 +82,8 @@ def _seeds(reader: str) -> list[bytes]:
 
 
 def _plan() -> bytes:
-    """Return a plan file, as small as it gets."""
-    line = "plan --fast --model gpt2 --seq-len 512 --global-batch-size 8 --gpus 1xA100-40G --output"
+    """Return a plan file."""
+    line = "plan --model gpt2 --seq-len 512 --global-batch-size 8 --gpus 1xA100-40G --output"
     with tempfile.TemporaryDirectory() as made:
         file = Path(made, "plan.json")
         subprocess.run([sys.executable, "-m", "zerofit", *line.split(), str(file)], check=True)
