@@ -18,7 +18,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -110,6 +110,12 @@ bench-gpu: $(VENV)/.installed  ## all of these and the published ladder, as much
 
 bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
 	@$(BIN)/python benchmarks/fuzz_check.py
+
+fuzz-lines: $(VENV)/.installed  ## 2,000 command lines drawn over all verbs in forks, and 100 as processes
+	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/fuzz_lines.py
+
+fuzz-readers: $(VENV)/.installed  ## coverage-guided fuzzing of the readers, 20 minutes each; needs pip install atheris
+	@for what in logs documents records plans; do $(BIN)/python benchmarks/fuzz_readers.py $$what || exit 1; done
 
 bench-capture: $(VENV)/.installed  ## time and memory of capture beside the plain start of the same scripts; SCRIPTS=DIR
 	@$(BIN)/python benchmarks/capture_cost.py --scripts $(SCRIPTS)

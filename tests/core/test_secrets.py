@@ -2,11 +2,103 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from zerofit.core.secrets import is_secret, masked, masked_text, secret_variables, shell_words
+from zerofit.core.secrets import (
+    is_secret,
+    masked,
+    masked_text,
+    masked_values,
+    secret_variables,
+    shell_words,
+)
+
+_PAGE = (Path(__file__).parents[2] / "docs" / "secrets.md").read_text(encoding="utf-8")
+_TABLE = re.compile(r"^\| (?P<head>arguments|text) \| [a-z ]+ \|\n\|-.*\n(?P<rows>(?:\|.*\n)+)", re.M)
+
+
+def _rows(head: str) -> list[tuple[str, str]]:
+    """Return the rows of the page's tables of arguments, or of text."""
+    lines = [
+        line
+        for table in _TABLE.finditer(_PAGE)
+        if table["head"] == head
+        for line in table["rows"].splitlines()
+    ]
+    cells = [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines
+    ]
+    return [
+        (said.strip("`"), said.strip("`") if shown == "the same" else shown.strip("`"))
+        for said, shown in cells
+    ]
+
+
+@pytest.mark.parametrize(("line", "kept"), _rows("arguments"))
+def test_arguments_are_kept_as_the_page_says(line: str, kept: str) -> None:
+    words = tuple(line.split(" ") if "={'" in line else shlex.split(line))
+    assert masked(("train.py", *words)) == ("train.py", *shlex.split(kept))
+    assert (secret_variables(words) == ()) is (line == kept)
+
+
+@pytest.mark.parametrize(("text", "shown"), _rows("text"))
+def test_text_is_shown_as_the_page_says(text: str, shown: str) -> None:
+    assert masked_text(text) == shown
+
+
+def test_the_page_has_its_tables() -> None:
+    assert len(_rows("arguments")) >= 45
+    assert len(_rows("text")) >= 10
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--x", '{"a": {"db_password": "q=w"}}'), ("--x", "***")),
+        (("--uri", "mongodb+srv://me:s3cr3t@c.mongodb.net/db"), ("--uri", "***")),
+        (("--uri", "redis://:pw@h:6379/0"), ("--uri", "***")),
+        (("--opt", "key=1,token=ab12cd34"), ("--opt", "***")),
+        (("-e", "HF_TOKEN=abc"), ("-e", "HF_TOKEN=***")),
+        (("--proxy", "http://u:p@proxy:3128"), ("--proxy", "***")),
+        (("--conn", "Server=h;User Id=u;Pwd=p;"), ("--conn", "***")),
+        (("--k", "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----"), ("--k", "***")),
+        (("--llm.apiKey", "abc"), ("--llm.apiKey", "***")),
+        (("--sshKey=abc",), ("--sshKey=***",)),
+    ],
+)
+def test_other_values_of_these_kinds_are_masked(words: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    found = masked(words)
+    assert [word.partition("***")[1] for word in found] == [word.partition("***")[1] for word in expected]
+    assert not any(secret in " ".join(found) for secret in ("q=w", "s3cr3t", ":pw@", "ab12cd34", "MIIB"))
+
+
+def test_two_secrets_have_two_variables_and_the_same_secret_has_its_own() -> None:
+    words = (
+        "-H",
+        "Authorization: Bearer a",
+        "-H",
+        "X-Api-Key: b",
+        "--token=c",
+        "--token=c",
+        "--2fa-token",
+        "d",
+    )
+    assert secret_variables(words) == ("H", "H_2", "TOKEN", "SECRET_2FA_TOKEN")
+
+
+def test_secrets_of_a_document_are_masked_by_their_keys_and_forms() -> None:
+    document = {"db": {"password": "x", "host": "h"}, "urls": ["https://u:p@h/", 3], "n_tokens": "5"}
+    assert masked_values(document) == {
+        "db": {"password": "***", "host": "h"},
+        "urls": ["https://***@h/", 3],
+        "n_tokens": "5",
+    }
+
 
 _KEPT = (
     ("train.py", "--eos_token", "<|im_end|>", "--text-key", "text"),

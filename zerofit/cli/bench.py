@@ -10,7 +10,7 @@ import click
 from zerofit.cli.completion import complete_gpus, complete_model
 from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.options import gpu_ids_option
-from zerofit.cli.output.console import Console, for_terminal
+from zerofit.cli.output.console import Console, echo, for_terminal
 from zerofit.cli.output.ladder_table import ladder_commands, ladder_json, ladder_table
 from zerofit.cli.parameters import CONTEXT, TASK, Verb, Word, number_option
 from zerofit.cli.tune import budget_option, hang_limit_option
@@ -123,15 +123,15 @@ def ladder(
         rungs=rungs, is_cumulative=not alone, dry_run=dry_run, observer=console, **settings
     )
     if as_json:
-        click.echo(ladder_json(result))
+        echo(ladder_json(result))
     elif dry_run:
-        click.echo(ladder_commands(result))
+        echo(ladder_commands(result))
     else:
-        click.echo(for_terminal(ladder_table(result, width=console.width)))
+        echo(for_terminal(ladder_table(result, width=console.width)))
     if dry_run:
         return 0
     if (stopped_by := result.trials.stopped_by) is not None:
-        click.echo(f"zerofit: stopped by {stopped_by.name}; the same command continues", err=True)
+        echo(f"zerofit: stopped by {stopped_by.name}; the same command continues", err=True)
         return 128 + stopped_by
     if plot is not None:
         from zerofit.cli.output.ladder_plot import draw_ladder

@@ -12,7 +12,7 @@ import click
 from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_file, complete_gpus
-from zerofit.cli.output.console import Console, for_terminal
+from zerofit.cli.output.console import Console, echo, for_terminal
 from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
 from zerofit.cli.shared_options import capture_limit_option, json_option
 from zerofit.core.command import Route
@@ -110,16 +110,16 @@ def check(
 
         fixes = find_fixes(lambda overlay: check_targets(overlay=overlay))
         if not fixes:
-            click.echo("zerofit: nothing to fix: no finding has exactly one right answer", err=True)
+            echo("zerofit: nothing to fix: no finding has exactly one right answer", err=True)
         click.echo("".join(diff_of(change) for change in fixes), nl=False, err=not dry_run)
         if dry_run:
             return 0
         for change, backup in zip(fixes, write_fixes(fixes), strict=True):
-            click.echo(f"zerofit: fixed {change.name}; original: {backup}", err=True)
+            echo(f"zerofit: fixed {change.name}; original: {backup}", err=True)
     report = check_targets()
     if report.targets.capture is not None and not captures:
-        click.echo("zerofit: with facts of an earlier capture of this script, unchanged since", err=True)
-    click.echo(_output(report, as_json=as_json, as_sarif=as_sarif))
+        echo("zerofit: with facts of an earlier capture of this script, unchanged since", err=True)
+    echo(_output(report, as_json=as_json, as_sarif=as_sarif))
     return report.exit_code
 
 
@@ -174,7 +174,7 @@ def _capture(targets: Targets, *, limit_s: float) -> Capture:
     (target,) = targets.script_targets
     without = "leave out --capture, to read only the source"
     with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
-        click.echo(for_terminal("\n".join(capture_lines(run.capture, is_cached=run.is_cached))), err=True)
+        echo(for_terminal("\n".join(capture_lines(run.capture, is_cached=run.is_cached))), err=True)
         return run.capture
 
 

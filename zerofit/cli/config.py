@@ -14,7 +14,7 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import no_check_option, settings_from, strategy_options
-from zerofit.cli.output.console import Console, show_files
+from zerofit.cli.output.console import Console, echo, show_files
 from zerofit.cli.parameters import CONTEXT
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.configs.write.accelerate import accelerate_yaml
@@ -116,7 +116,7 @@ def config(
     for line in (*plan_lines(plan), *_left_out(plan), *_needed_by_groups(plan)):
         console.say(line)
     for path in files:
-        click.echo(str(path))
+        echo(str(path))
     return 0
 
 

@@ -13,7 +13,7 @@ import click
 
 from zerofit.cli.completion import complete_file
 from zerofit.cli.draw_plot import check_can_plot
-from zerofit.cli.output.console import Console, terminal_width
+from zerofit.cli.output.console import Console, echo, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
 from zerofit.cli.parameters import CONTEXT, POSITIVE, TASK, Parsed, Verb, Word, number_option
@@ -156,7 +156,7 @@ def data(
     document = data_json(report)
     if output is not None:
         write_files({output: document + "\n"}, force=force, flag="--output FILE")
-    click.echo(document if as_json else data_table(report, width=terminal_width()))
+    echo(document if as_json else data_table(report, width=terminal_width()))
 
 
 def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLengths:
@@ -253,5 +253,5 @@ def _progress() -> Iterator[Callable[[int, int, int], None]]:
         except KeyboardInterrupt:
             bar.stop()
             words = f"stopped after {counted:,} samples; use --limit or --sample to read a part"
-            click.echo(f"zerofit: {words}", err=True)
+            echo(f"zerofit: {words}", err=True)
             raise

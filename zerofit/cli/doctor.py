@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_file
-from zerofit.cli.output.console import for_terminal, terminal_width
+from zerofit.cli.output.console import echo, for_terminal, terminal_width
 from zerofit.cli.output.observations import observations_json, observations_table
 from zerofit.core.errors import UserError
 from zerofit.machine.calibration import calibrate as measure
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DOCTOR_VERSION = 1
 """Version of the JSON document; raised whenever a field changes its meaning or is removed."""
-_COLOURS = {"ok": "green", "warning": "yellow"}
+_COLOURS = ((r"^ok {5}", {"fg": "green"}), (r"^warning", {"fg": "yellow"}))
 
 
 @click.command()
@@ -66,23 +66,25 @@ def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_pat
         _check_writable(nvme_path)
     if lists_observations:
         found = read_observations()
-        click.echo(observations_json(found) if as_json else observations_table(found, width=terminal_width()))
+        echo(observations_json(found) if as_json else observations_table(found, width=terminal_width()))
         return
     machine, versions, toolchain, lines = _examine()
     calibration = None
     if calibrate:
-        click.echo("zerofit: measuring takes up to a minute", err=True)
+        echo("zerofit: measuring takes up to a minute", err=True)
         calibration = measure(
             machine,
             has_cpu_adam=is_usable("cpu_adam", toolchain.ops, toolchain.build_locks),
             nvme_path=nvme_path,
         )
         lines += calibration_lines(calibration)
-    click.echo(
-        doctor_json(machine, versions, lines, calibration) if as_json else for_terminal(doctor_text(lines))
+    echo(
+        doctor_json(machine, versions, lines, calibration)
+        if as_json
+        else for_terminal(doctor_text(lines), colours=_COLOURS)
     )
     if calibration is not None and calibration.rates:
-        click.echo(f"zerofit: {keep(machine, calibration)}", err=True)
+        echo(f"zerofit: {keep(machine, calibration)}", err=True)
 
 
 def keep(machine: Machine, calibration: Calibration) -> str:
@@ -109,15 +111,11 @@ def _check_writable(nvme_path: str) -> None:
 
 
 def doctor_text(lines: tuple[CheckupLine, ...]) -> str:
-    """Return the lines as text: status, topic and finding in columns, reason and fix below a warning.
-
-    Contains colour codes, which click.echo removes if stdout is not a terminal.
-    """
+    """Return the lines as text: status, topic and finding in columns, reason and fix below a warning."""
     width = max(len(line.topic) for line in lines)
     rows = []
     for line in lines:
-        status = click.style(f"{line.status:<7}", fg=_COLOURS[line.status])
-        rows.append(f"{status}  {line.topic:<{width}}  {line.found}")
+        rows.append(f"{line.status:<7}  {line.topic:<{width}}  {line.found}")
         if line.why:
             rows.append(f"{'':9}why: {line.why}")
         if line.fix:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from zerofit.cli.completion import complete_file
-from zerofit.cli.output.console import for_terminal
+from zerofit.cli.output.console import echo, for_terminal
 from zerofit.cli.output.explanation import explanation_json, explanation_text
 from zerofit.core.errors import UserError
 from zerofit.launching.explain import explain_bytes, explain_logs, logs_in
@@ -26,7 +26,7 @@ def explain(path: str, *, as_json: bool) -> None:
     masked.
     """
     found = explained(path)
-    click.echo(explanation_json(found) if as_json else for_terminal(explanation_text(found)))
+    echo(explanation_json(found) if as_json else for_terminal(explanation_text(found)))
 
 
 def explained(path: str) -> RunExplanation:

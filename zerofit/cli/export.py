@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zerofit.cli.options import trust_option
+from zerofit.cli.output.console import echo
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.core.units import format_bytes
 from zerofit.launching.export import export as export_weights
@@ -25,5 +26,5 @@ def export(*, source: Path, out: Path, trusts_checkpoint: bool) -> None:
     """
     exported = export_weights(source, out, trusts_checkpoint=trusts_checkpoint)
     what = "adapters" if exported.is_adapter else "weights"
-    click.echo(f"zerofit: {what} of {exported.checkpoint}, loaded and compared", err=True)
-    click.echo(f"{exported.folder}: {exported.num_parameters} numbers, {format_bytes(exported.total_bytes)}")
+    echo(f"zerofit: {what} of {exported.checkpoint}, loaded and compared", err=True)
+    echo(f"{exported.folder}: {exported.num_parameters} numbers, {format_bytes(exported.total_bytes)}")

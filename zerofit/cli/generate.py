@@ -10,7 +10,7 @@ import click
 from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import gpu_ids_option, rendezvous_options
-from zerofit.cli.output.console import Console, show_files
+from zerofit.cli.output.console import Console, echo, show_files
 from zerofit.cli.parameters import CONTEXT, DTYPE, OFFLOAD, POSITIVE, ZERO_STAGE, Number, Word
 from zerofit.cli.shared_options import run_dir_option
 from zerofit.generation.generation_job import Gather
@@ -152,7 +152,7 @@ def generate(dry_run: bool, **flags: Any) -> int:
     if dry_run:
         files = generated.files.items()
         show_files({path: _begin_of(text) if path.suffix == ".jsonl" else text for path, text in files})
-        click.echo(generated.command)
+        echo(generated.command)
     return generated.exit_code
 
 

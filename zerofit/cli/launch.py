@@ -19,7 +19,7 @@ from zerofit.cli.options import (
     strategy_options,
     trust_option,
 )
-from zerofit.cli.output.console import Console, for_terminal, show_files
+from zerofit.cli.output.console import Console, echo, for_terminal, show_files
 from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
@@ -28,6 +28,11 @@ from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.launching.explain_run import explain_run
 from zerofit.launching.launch import launch as launch_script
 from zerofit.launching.recover import RecoverMode
+from zerofit.launching.run_folder import typed_name
+from zerofit.machine.time_limit import TimeLimitReached, time_limit
+
+_EXPLAIN_LIMIT_S = 10.0
+"""Time to look for the cause of a failed run before the end. ASSUMPTION: 200 MB of log are read in it."""
 
 
 @click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -135,13 +140,13 @@ def launch(
     )
     if run.exit_code is None:
         show_files(run.files if console.shows_details else {})
-        click.echo(run.command)
+        echo(run.command)
         return 0
     if run.cause:
         with contextlib.suppress(OSError):  # a closed terminal
             end = f"zerofit: {run.cause}; its log and record are in {run.folder}"
-            known = short_lines(explain_run(run.folder))
-            click.echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
+            known = _known_cause(run.folder)
+            echo(for_terminal(f"{end}\n{known}" if known else end), err=True)
     return run.exit_code
 
 
@@ -149,3 +154,15 @@ def launch_settings(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags of strategy, model and nodes as arguments of zerofit.launch."""
     flags["ranks_per_node"] = resolve_line_flags(flags)
     return {"captures": not flags.pop("no_capture"), **settings_from(flags)}
+
+
+def _known_cause(folder: Path) -> str | None:
+    """Return what is known about the cause of a failed run, within a time that nobody waits for in vain."""
+    try:
+        with time_limit(_EXPLAIN_LIMIT_S):
+            return short_lines(explain_run(folder))
+    except TimeLimitReached:
+        why = f"not found in {_EXPLAIN_LIMIT_S:g} s"
+    except OSError as error:
+        why = f"its logs can't be read: {error.strerror}"
+    return f"  cause: {why}; to look for it: zerofit explain {typed_name(folder)}"

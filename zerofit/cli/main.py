@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from zerofit.cli.output.console import for_terminal, wants_colour
+from zerofit.cli.system_errors import refused_by_system
 from zerofit.core.errors import EXIT_USAGE, UserError, nearest
 from zerofit.core.version import VERSION
 
@@ -111,13 +113,13 @@ def main() -> NoReturn:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed by the shell, as in >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as Python does for stderr: names of files may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
     except (BrokenPipeError, _BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
-    except OSError as error:
-        if not _is_of_output(error):
-            raise
+    except OSError as error:  # of printing an error
         with contextlib.suppress(OSError):
             click.echo(for_terminal(str(_unwritable(error))), err=True)
         sys.exit(EXIT_USAGE)
@@ -171,6 +173,16 @@ def _run() -> NoReturn:
             raise
         known = (error for error in errors.exceptions if isinstance(error, UserError))
         _fail(*known, debug=settings["debug"])
+    except (BrokenPipeError, _BrokenPipeError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and _is_of_output(error):
+            answer: UserError | None = _unwritable(error)
+        else:
+            answer = refused_by_system(error)
+        if answer is None or settings["debug"]:
+            raise
+        _fail(answer, debug=False)
 
 
 def _fail(*errors: UserError, debug: bool) -> NoReturn:

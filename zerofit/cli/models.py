@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.output.console import terminal_width
+from zerofit.cli.output.console import echo, terminal_width
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.shared_options import json_option
 from zerofit.core.facts import parameters
@@ -32,10 +32,10 @@ def models(*, as_json: bool) -> None:
     """
     known = [probe_model(name) for name in catalog_models()]
     if as_json:
-        click.echo(json.dumps([_fields(model) for model in known], indent=2))
+        echo(json.dumps([_fields(model) for model in known], indent=2))
     else:
         rows = [_HEADER, *map(_row, known)]
-        click.echo("\n".join(table_lines(rows, width=terminal_width(), leaves_out=_LESS_IMPORTANT)))
+        echo("\n".join(table_lines(rows, width=terminal_width(), leaves_out=_LESS_IMPORTANT)))
 
 
 def _fields(model: ModelSource) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from zerofit.cli.options import (
     num_processes_option,
     settings_from,
 )
-from zerofit.cli.output.console import Console, for_terminal, terminal_width
+from zerofit.cli.output.console import Console, echo, for_terminal, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
@@ -177,12 +177,12 @@ def plan(
     is_launchable = spec.target is not None and compare is None and answers[0].fits
     is_launchable = is_launchable and (output is None or answers[0].chosen is not None)
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
-    click.echo(text if as_json else for_terminal(text))
+    echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
-        click.echo(f"\nto train like this: {_launch_line(output, spec)}")
+        echo(f"\nto train like this: {_launch_line(output, spec)}")
     if output is not None and answers[0].chosen is None:
         reason = "nothing fits" if answers[0].screen is None else not_chosen(answers[0].screen)
-        click.echo(f"zerofit: {reason}, so {output} is not written", err=True)
+        echo(f"zerofit: {reason}, so {output} is not written", err=True)
         return DOES_NOT_FIT
     if output is not None:
         text = plan_to_json(answers[0].plan)

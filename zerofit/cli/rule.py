@@ -10,7 +10,7 @@ import click
 from zerofit.checking.rule_pages import fix_text, rule_page, rules_table, seen_text
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_words
-from zerofit.cli.output.console import terminal_width
+from zerofit.cli.output.console import echo, terminal_width
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.shared_options import json_option
 from zerofit.core.errors import UserError, nearest
@@ -34,11 +34,11 @@ def rule(*, name: str | None, as_json: bool) -> None:
     """
     if name is not None:
         found = _find(name)
-        click.echo(json.dumps(_fields(found), indent=2) if as_json else rule_page(found).rstrip("\n"))
+        echo(json.dumps(_fields(found), indent=2) if as_json else rule_page(found).rstrip("\n"))
     elif as_json:
-        click.echo(json.dumps([_fields(rule) for rule in ALL_RULES], indent=2))
+        echo(json.dumps([_fields(rule) for rule in ALL_RULES], indent=2))
     else:
-        click.echo(rules_table(ALL_RULES, width=terminal_width()))
+        echo(rules_table(ALL_RULES, width=terminal_width()))
 
 
 def _find(name: str) -> Rule:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from zerofit.cli.completion import complete_run
+from zerofit.cli.output.console import echo
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.cli.shared_options import json_option, run_dir_option
 from zerofit.core.units import format_bytes
@@ -31,7 +32,7 @@ def runs() -> None:
 def status_of(run: str | None, run_dir: Path, as_json: bool) -> None:
     """Print the state of a run."""
     found = find_run(run, run_dir)
-    click.echo(json.dumps(run_status(found), indent=2) if as_json else "\n".join(status_lines(found)))
+    echo(json.dumps(run_status(found), indent=2) if as_json else "\n".join(status_lines(found)))
 
 
 @runs.command("logs", cls=Verb)
@@ -51,7 +52,7 @@ def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> 
 @click.argument("run", shell_complete=complete_run)
 def cancel_one(run: str, run_dir: Path) -> None:
     """Cancel a run."""
-    click.echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
+    echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
 
 
 @runs.command("list", cls=Verb)
@@ -61,12 +62,12 @@ def list_all(run_dir: Path, as_json: bool) -> None:
     """List the runs of this machine: size, state and name, the oldest first."""
     found = list_runs(run_dir)
     if as_json:
-        click.echo(json.dumps([run.as_json() for run in found], indent=2))
+        echo(json.dumps([run.as_json() for run in found], indent=2))
         return
     if found:
-        click.echo(f"{'size':>10}  {'state':<9}  run")
+        echo(f"{'size':>10}  {'state':<9}  run")
     for run in found:
-        click.echo(f"{format_bytes(run.num_bytes):>10}  {run.state:<9}  {run.folder.name}")
+        echo(f"{format_bytes(run.num_bytes):>10}  {run.state:<9}  {run.folder.name}")
 
 
 @runs.command("prune", cls=Verb)
@@ -96,9 +97,9 @@ def prune(
     for run in pruning.removed:
         if not dry_run:
             remove_run(run)
-        click.echo(run.folder)
+        echo(run.folder)
     for run, reason in pruning.spared:
-        click.echo(f"zerofit: kept {run.folder.name}: {reason}", err=True)
+        echo(f"zerofit: kept {run.folder.name}: {reason}", err=True)
     freed = format_bytes(sum(run.num_bytes for run in pruning.removed))
     verb = "would remove" if dry_run else "removed"
-    click.echo(f"zerofit: {verb} {len(pruning.removed)} runs, {freed}", err=True)
+    echo(f"zerofit: {verb} {len(pruning.removed)} runs, {freed}", err=True)

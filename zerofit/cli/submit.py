@@ -19,7 +19,7 @@ from zerofit.cli.options import (
     settings_from,
     trust_option,
 )
-from zerofit.cli.output.console import Console, show_files
+from zerofit.cli.output.console import Console, echo, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.cli.shared_options import capture_limit_option, json_option
@@ -182,15 +182,13 @@ def submit(
         **settings_from(flags),
     )
     if as_json:
-        click.echo(json.dumps(_document(run), indent=2))
+        echo(json.dumps(_document(run), indent=2))
     elif run.is_written:
-        click.echo(run.job_id or run.command)
+        echo(run.job_id or run.command)
     else:
         show_files(run.files)
-        click.echo(
-            "# nothing was written: --write-only writes these files, and this command submits the job:"
-        )
-        click.echo(run.command)
+        echo("# nothing was written: --write-only writes these files, and this command submits the job:")
+        echo(run.command)
     return 0
 
 

@@ -17,7 +17,7 @@ from zerofit.cli.options import (
     script_options,
     settings_from,
 )
-from zerofit.cli.output.console import Console, for_terminal
+from zerofit.cli.output.console import Console, echo, for_terminal
 from zerofit.cli.output.tuning import tuning_json, tuning_table
 from zerofit.cli.parameters import CONTEXT, Parsed, number_option
 from zerofit.cli.plan_options import machine_options, model_options
@@ -141,14 +141,14 @@ def tune(
     if launch is not None and out is not None:
         write_files({out: plan_to_json(launch.plan)}, force=force, flag="--out FILE", is_private=True)
         plan_file = out
-    click.echo(tuning_json(tuning) if as_json else for_terminal(tuning_table(tuning, width=console.width)))
+    echo(tuning_json(tuning) if as_json else for_terminal(tuning_table(tuning, width=console.width)))
     if dry_run:
         return 0
     if launch is not None and not as_json:
         words = ("zerofit", "launch", "--plan", str(plan_file), *launch.target)
-        click.echo(f"\nto train like this: {shell_words(words)}")
+        echo(f"\nto train like this: {shell_words(words)}")
     if tuning.stopped_by is not None:
         again = "the same command continues"
-        click.echo(f"zerofit: stopped by {tuning.stopped_by.name}; {again}", err=True)
+        echo(f"zerofit: stopped by {tuning.stopped_by.name}; {again}", err=True)
         return 128 + tuning.stopped_by
     return _NOTHING_MEASURED if launch is None else 0

@@ -61,9 +61,17 @@ def format_message(headline: str, *, found: str, why: str, fix: str, see: str | 
     return "\n".join(lines)
 
 
+def message_of(error: BaseException) -> str:
+    """Return an exception's message; of one that can't be made, what kept it from being made."""
+    try:
+        return str(error)
+    except BaseException as broken:  # the script's own code, which may raise anything
+        return f"<its message can't be made: {type(broken).__name__}>"
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an exception's message, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (message_of(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def bad_value(flag: str, value: object, *, why: str, fix: str) -> UserError:

@@ -90,6 +90,8 @@ _PASSED_ON = "reraise"
 """The function in which torch raises a worker's exception anew."""
 _KEPT_LINES = 200
 """Lines searched back for a timestamp. ASSUMPTION: no traceback is longer."""
+_MOST_FRAMES = 1000
+"""Frames of a traceback that are kept: Python's default limit of recursion."""
 _SHOWN_LINES = 3
 _UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
 _LONGEST_SHOWN = 240
@@ -159,6 +161,32 @@ class _Traceback:
 
 
 @dataclass(slots=True, kw_only=True)
+class _RecentLines:
+    """The last lines of a log. Each is searched for its time once, however many exceptions follow it."""
+
+    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    num_unsearched: int = 0
+    latest: Moment | None = None
+    age: int = 0
+    """Lines since the one with the latest time."""
+
+    def append(self, line: LogLine) -> None:
+        """Add a line."""
+        self.lines.append(line)
+        self.num_unsearched += 1
+
+    def moment(self) -> Moment | None:
+        """Return the time of the last of them that has one; None without one."""
+        self.age += self.num_unsearched
+        for age, line in enumerate(islice(reversed(self.lines), self.num_unsearched)):
+            if (moment := line.moment) is not None:
+                self.latest, self.age = moment, age
+                break
+        self.num_unsearched = 0
+        return self.latest if self.age < _KEPT_LINES else None
+
+
+@dataclass(slots=True, kw_only=True)
 class LogReader:
     """Collects the failures in logs, one file after another."""
 
@@ -186,7 +214,7 @@ class LogReader:
         of_path = _RANK_IN_PATH.search(name)
         rank = next((int(group) for group in of_path.groups() if group), None) if of_path else None
         tracebacks: dict[int | None, _Traceback] = {}
-        before: deque[LogLine] = deque(maxlen=_KEPT_LINES)
+        before = _RecentLines()
         self.files.append(name)
         self.ranks |= set() if rank is None else {rank}
 
@@ -219,7 +247,7 @@ class LogReader:
             elif traceback.is_ignored:
                 traceback.has_begun, traceback.is_ignored, traceback.was_ignored = False, False, True
                 continue
-            frames = traceback.frames or (_last_frames(before) if is_exception else [])
+            frames = traceback.frames or (_last_frames(before.lines) if is_exception else [])
             failure = failure_of(said, ends_traceback=is_exception, raised_in=_raising(frames))
             if self.is_one_rank and failure is not None and failure.id in _OF_SEVERAL_RANKS:
                 failure = None
@@ -231,9 +259,9 @@ class LogReader:
             at = EvidenceLine(
                 file=name,
                 line=line.number,
-                text=masked_text(said)[:_LONGEST_SHOWN],
+                text=masked_text(said, most=_LONGEST_SHOWN),
                 rank=own,
-                moment=next((m for earlier in reversed(before) if (m := earlier.moment)), ended_at),
+                moment=before.moment() or ended_at,
             )
             self._note_time_out(said, at, torch_rank)
             frame = _frame_shown(frames) if is_exception else None
@@ -262,6 +290,7 @@ class LogReader:
             return False
         if frame := frame_in(said):
             traceback.frames.append(frame)
+            del traceback.frames[:-_MOST_FRAMES]
             return True
         if traceback.frames and not traceback.frames[-1].code:
             traceback.frames[-1] = replace(traceback.frames[-1], code=said.strip()[:_LONGEST_SHOWN])

@@ -208,8 +208,8 @@ def failure_of(text: str, *, ends_traceback: bool, raised_in: Sequence[Frame] = 
         for word in by_word.keys() & set(_WORD.findall(text))
         for sign in by_word[word]
         if (ends_traceback or not sign.needs_exception)
-        and sign.is_raised_in(raised_in)
         and sign.matches(text)
+        and sign.is_raised_in(raised_in)
     ]
     best = max(
         found, key=lambda sign: (not sign.failure.is_vague, sign.length, sign.failure.id), default=None

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 _FRAME = re.compile(
-    r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?'  # Python
-    r"|\s*│ (?P<path2>\S+\.py):(?P<line2>\d+) in (?P<function2>\w+|<\w+>)"  # rich
-    r"|\s*File (?P<path3>[^\s:]+):(?P<line3>\d+)(?:,| in (?P<function3>\w+))"  # IPython
+    r'\s+File "(?P<path>[^"]+)", line (?P<line>\d{1,9})(?:, in (?P<function>\S+))?'  # Python
+    r"|\s*│ (?P<path2>\S+\.py):(?P<line2>\d{1,9}) in (?P<function2>\w+|<\w+>)"  # rich
+    r"|\s*File (?P<path3>[^\s:]+):(?P<line3>\d{1,9})(?:,| in (?P<function3>\w+))"  # IPython
     # IPython before 8, in Colab with a link
     r"|\[?(?P<path4><ipython[^>]{0,100}>|[^\s\]]{1,400}\.py)\]?(?:\(\S{0,400}\))? in (?P<function4>\w+|<\w+>)"
 )
@@ -44,7 +44,7 @@ _DATA_WORDS = re.compile(
     r"|(?<![a-z])(?:df|ds|ex|img|image|images|text|texts|prompt|messages)(?![a-z])"
 )
 """What functions and variables are called that handle data. ASSUMPTION."""
-_CHECKPOINT_WORDS = re.compile(r"(?i)(?:checkpoint|ckpt|state_?dict)\w*\[|load_state_dict")
+_CHECKPOINT_WORDS = re.compile(r"(?i)(?:checkpoint|ckpt|state_?dict)\w{0,64}\[|load_state_dict")
 _OPTIMIZER = re.compile(
     r"/optim(?:izers?)?/|(?:^|[/_])(?:optim|optimizer|optimization|adamw?|cpu_adam|lion|adafactor)\.py$"
 )

@@ -7,19 +7,20 @@ import re
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from zerofit.core.foreign_text import without_escapes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
 """Characters of a line that are read: a binary file may be one line. ASSUMPTION."""
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
 _QUOTED = re.compile(r">|std(?:err|out): |E {3}(?=\s*(?:File \"|[\w.]+(?:Error|Exception)\b))")
 """A quoted line in an issue or mail; lines of accelerate test, and pytest's of an exception."""
 _RANK = re.compile(
     r"\s*(?:(?:[^\"'`]{0,100}?(?=\[rank\d{1,5}\]:))?"
-    r"\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
+    r"\[(?:rank|default)?(\d{1,5})\]:|\[\d{1,6},(\d{1,6})\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
     r"|(?:localhost|(?:\d{1,3}\.){3}\d{1,3}|[a-z][a-z.-]{0,252}\d[a-z0-9.-]{0,252}): "
     r"|\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\) ?)"
 )
@@ -110,8 +111,7 @@ def read_lines(file: IO[bytes], *, is_quiet: Callable[[str], bool]) -> Iterator[
         text = rest + decoder.decode(block, final=not block)
         end = len(text) if not block else max(text.rfind("\n"), text.rfind("\r")) + 1
         text, rest = text[:end], text[end:][:_LONGEST_LINE]
-        if "\x1b" in text:
-            text = _ESCAPES.sub("", text)
+        text = without_escapes(text)
         skips = is_quiet(text)
         if skips:
             last = text.rstrip("\r\n").rfind("\n") + 1

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 """First words of command lines that zerofit.checking.launch_line parses."""
+_ZIP = b"PK\x03\x04"
+"""First bytes of a zip archive, which Python itself runs by its __main__.py."""
 
 
 def check_script(target: tuple[str, ...]) -> None:
@@ -57,7 +59,7 @@ def check_script(target: tuple[str, ...]) -> None:
 
 
 def _check_is_python(path: Path) -> None:
-    """Check that a file is neither a notebook, whose JSON is valid Python, nor a shell script."""
+    """Check that a file is no notebook, whose JSON is valid Python, no shell script, and no binary file."""
     if path.suffix == ".ipynb":
         raise UserError(
             "script-is-a-notebook",
@@ -67,8 +69,17 @@ def _check_is_python(path: Path) -> None:
             fix=f"`jupyter nbconvert --to script {path}` writes {path.with_suffix('.py')}: name that file",
         )
     with path.open("rb") as file:
-        first_line = file.readline(200)
-    if is_shell_script(path.name, first_line):
+        head = file.read(200)
+    is_zip = head.startswith(_ZIP)
+    if is_zip or b"\0" in head:
+        raise UserError(
+            "script-is-not-text",
+            "a script is the source of a Python program",
+            found=str(path),
+            why="it is a zip archive" if is_zip else "it is a binary file",
+            fix="unzip it, and name the script in it" if is_zip else "name its source, written as UTF-8",
+        )
+    if is_shell_script(path.name, head.partition(b"\n")[0]):
         raise UserError(
             "script-is-of-a-shell",
             "a shell script is not a Python script",

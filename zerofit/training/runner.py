@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as failure:
         exit_code, error = 1, failure
         failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
-        sys.excepthook(type(failure), failure, failure.__traceback__)
+        exit_code = _show(failure)
         if (named := sharded_weight_error(failure) or sharded_tensor_error(failure)) is not None:
             error = named
             tell(str(named))
@@ -119,6 +119,21 @@ def main(arguments: Sequence[str]) -> int:
     end(exit_code, error)
     tell_ended(exit_code)
     return exit_code
+
+
+def _show(failure: BaseException) -> int:
+    """Show a script's exception by its own hook, and return the process's exit code, as Python does."""
+    try:
+        sys.excepthook(type(failure), failure, failure.__traceback__)
+    except SystemExit as stop:
+        return code_of(stop)
+    except BaseException as broken:
+        with contextlib.suppress(Exception):
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(broken), broken, broken.__traceback__)
+            print("\nOriginal exception was:", file=sys.stderr)
+            sys.__excepthook__(type(failure), failure, failure.__traceback__)
+    return 1
 
 
 def _memory_error_of(stop: SystemExit) -> BaseException | None:

@@ -9,20 +9,21 @@ import sys
 import textwrap
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.core.foreign_text import printable
 from zerofit.core.observer import Observer
 from zerofit.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _NARROW = 80
 """Width of a terminal that does not report it."""
-_COLOURS = (
+_COLOURS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"^your script as it is:.*does not fit.*$", {"fg": "red", "bold": True}),
     (r"^your script as it is:.*fits closely.*$", {"fg": "yellow", "bold": True}),
     (r"^your script as it is:.*$", {"fg": "green", "bold": True}),
@@ -31,6 +32,7 @@ _COLOURS = (
     (r"^   .*  (?:too large|needs) .*$", {"dim": True}),
     (r"^runs with .*$", {"bold": True}),
     (r"^hint: .*$", {"fg": "cyan"}),
+    (r"(?<=  \[)[a-z0-9-]+(?=, confidence \w+\]$)", {"bold": True}),
     (r"^ok(?=: )", {"fg": "green", "bold": True}),
     (r"^error(?=\[)", {"fg": "red", "bold": True}),
     (r"^warning(?=\[)", {"fg": "yellow", "bold": True}),
@@ -55,13 +57,23 @@ def show_files(files: Mapping[Path, str]) -> None:
     """Print the files that a dry run would write; of a long JSON file only the name."""
     for path, text in files.items():
         is_shown = path.suffix != ".json" or len(text) <= _LONGEST_JSON
-        click.echo(f"# {path}\n{text}" if is_shown else f"# {path}: {format_bytes(len(text))}, not shown\n")
+        echo(f"# {path}\n{text}" if is_shown else f"# {path}: {format_bytes(len(text))}, not shown\n")
 
 
-def for_terminal(text: str) -> str:
-    """Return a text with sentences wrapped, and with colours, which click removes if unwanted."""
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a line or several that may quote others, whose control characters don't reach the terminal."""
+    click.echo(printable(str(text)), err=err)
+
+
+def for_terminal(text: str, colours: Sequence[tuple[str, dict[str, Any]]] = _COLOURS) -> str:
+    """Return a text with sentences wrapped, and with colours, which click removes if unwanted.
+
+    It may quote others: their control characters don't reach the terminal.
+    """
     width = terminal_width()
-    return "\n".join(_coloured(line) for whole in text.split("\n") for line in _broken(whole, width))
+    return "\n".join(
+        _coloured(line, colours) for whole in printable(text).split("\n") for line in _broken(whole, width)
+    )
 
 
 def _broken(line: str, width: int | None) -> list[str]:
@@ -73,10 +85,10 @@ def _broken(line: str, width: int | None) -> list[str]:
     )
 
 
-def _coloured(line: str) -> str:
-    for pattern, style in _COLOURS:
-        if found := re.match(pattern, line):
-            return click.style(found[0], **style) + line[found.end() :]
+def _coloured(line: str, colours: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    for pattern, style in colours:
+        if found := re.search(pattern, line):
+            return line[: found.start()] + click.style(found[0], **style) + line[found.end() :]
     return line
 
 

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
 if TYPE_CHECKING:
     from zerofit.launching.explain import LoggedFailure
     from zerofit.launching.explain_run import RunExplanation
@@ -36,9 +34,9 @@ def explanation_text(run: RunExplanation) -> str:
             for difference in run.differences or (same,)
         ]
     rank = "" if found.cause.at.rank is None else f", rank {found.cause.at.rank}"
-    cause, name = found.cause.failure, click.style(found.cause.failure.id, bold=True)
+    cause = found.cause.failure
     rows += [
-        f"cause:  {cause.cause}{rank}  [{name}, confidence {found.cause.confidence}]",
+        f"cause:  {cause.cause}{rank}  [{cause.id}, confidence {found.cause.confidence}]",
         f"line:   {_place(found.cause.at)}: {found.cause.at.text}",
         *([f"in:     {found.cause.frame}"] if found.cause.frame else []),
         f"why:    {cause.why}",

@@ -18,6 +18,7 @@ import psutil
 
 from zerofit.core.bounded_read import open_regular
 from zerofit.core.errors import UserError, nearest
+from zerofit.core.foreign_text import printable
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.launching.clusters.clients import ENGINES, ClusterEngine, check_client, run_client
 from zerofit.launching.clusters.job import JOB_FILE
@@ -265,7 +266,7 @@ def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
     if follows and (end := run_status(run)["end"]):
-        print(f"zerofit: the run ended: {end}", file=sys.stderr)
+        print(f"zerofit: the run ended: {printable(end)}", file=sys.stderr)
     return 0
 
 

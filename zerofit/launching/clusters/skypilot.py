@@ -245,7 +245,7 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
     if flags.volume is None:
         return None
     bucket, joint, path = flags.volume.rpartition(":")
-    if joint and "://" in bucket and path.startswith("/"):
+    if joint and "://" in bucket and path.startswith("/") and flags.volume.isprintable():
         return bucket, path.rstrip("/")
     raise bad_value(
         "--volume",

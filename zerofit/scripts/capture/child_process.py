@@ -7,6 +7,7 @@ import json
 import os
 import select
 import subprocess
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -53,6 +54,10 @@ _TAIL_BYTES = 64 << 10
 """Part of the output that is read, at its end."""
 _MOST_BYTES = 256 * 1024 * 1024
 """Of a result; a long capture has some MB. ASSUMPTION."""
+
+
+_ROOM_BYTES = 1 << 16
+"""Room that a capture needs to say how it ended. ASSUMPTION: its result is smaller."""
 
 
 class Child:
@@ -208,6 +213,8 @@ class Child:
                 return Failure(kind=FailureKind.EXITED, message=f"its {name} can't be read: {why}")
         if code is None:
             return None
+        if code >= 0 and (full := _why_full(self._folder)):
+            return Failure(kind=FailureKind.NO_ROOM, message=full)
         if code >= 0:
             return Failure(kind=FailureKind.EXITED, message=f"it ended with exit code {code}, by os._exit()")
         now = count_oom_kills()
@@ -231,3 +238,13 @@ class Child:
                 return None
         answer: dict[str, dict[str, str]] = json.loads(line)
         return answer
+
+
+def _why_full(folder: Path) -> str | None:
+    """Return why a folder takes no more, in words; None if it does."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+    except OSError as error:
+        return f"{error.strerror}: {folder}"
+    return None

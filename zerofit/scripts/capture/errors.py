@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zerofit.core.errors import EXIT_USAGE, UserError
+from zerofit.core.foreign_text import without_escapes
+from zerofit.core.secrets import masked, masked_text
 from zerofit.core.units import format_bytes
 from zerofit.scripts.target import script_of
 
@@ -29,6 +31,8 @@ class FailureKind(StrEnum):
     NEEDS_VALUES = "needs-values"
     UNSUPPORTED = "unsupported"
     WOULD_OVERWRITE = "would-overwrite"
+    NO_ROOM = "no-room"
+    """The disk of the capture's own folder is full, so that it could not say how it ended."""
     CONFINED = "confined"
     """It would write where the kernel keeps a capture from writing; it can be started again with the path."""
     SPAWNS = "spawns"
@@ -122,6 +126,13 @@ _TEXTS = {
         "they are overwritten, and only files that the script made itself may be removed or renamed",
         fix="move them away, or name another folder in its arguments; or {instead}",
     ),
+    FailureKind.NO_ROOM: _Text(
+        rule="capture-no-room",
+        summary="there is no room for the capture of {name}",
+        why="zerofit keeps copies of the files that the script overwrites, and what it finds out, in its own "
+        "folder",
+        fix="free space there, or set XDG_CACHE_HOME to a folder on another disk; or {instead}",
+    ),
     FailureKind.CONFINED: _Text(
         rule="capture-confined",
         summary="{name} writes by compiled code in too many places before it trains",
@@ -212,7 +223,7 @@ def error_of(
         found = f"no answer from its process in {limit_s:g} s"
     values = {
         "name": script_of(target),
-        "command": f"python {shlex.join(target)}",
+        "command": f"python {shlex.join(masked(target))}",
         "instead": instead,
         "limit_s": limit_s,
         "longer_s": 4 * limit_s,
@@ -240,9 +251,9 @@ def _fails(failure: Failure) -> bool:
 
 def last_lines(output: str, count: int) -> list[str]:
     """Return the last non-empty lines of a script's output, as a terminal would show them."""
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
+    plain = without_escapes(output)
     shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in plain.split("\n")]
-    return [line[:200] for line in shown if line.strip()][-count:]
+    return [masked_text(line, most=200) for line in shown if line.strip()][-count:]
 
 
 def _usage_error(output: str) -> str | None:

@@ -9,7 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.errors import message_of
 from zerofit.core.rank_record import RankRecord, record_file
+from zerofit.core.secrets import masked_text
 from zerofit.machine.this_node import process_bytes
 from zerofit.training.step.skipped_steps import of_this_process
 
@@ -37,8 +39,8 @@ def write_record(
     record = RankRecord(
         rank=rank,
         exit_code=exit_code,
-        error_type=type(error).__name__ if error else None,
-        error_message=str(error)[:MESSAGE_CHARACTERS] if error else None,
+        error_type=type(error).__name__ if error is not None else None,
+        error_message=masked_text(message_of(error), most=MESSAGE_CHARACTERS) if error is not None else None,
         peak_host_bytes=process_bytes("VmHWM"),
         peak_gpu_allocated_bytes=allocated,
         peak_gpu_reserved_bytes=reserved,

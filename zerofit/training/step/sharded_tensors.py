@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from zerofit.core.errors import UserError
+from zerofit.core.errors import UserError, message_of
 from zerofit.core.upstream.fsdp2 import complete_scalars, draw_whole, keep_assigned_data, refuse_hooks
 from zerofit.training.step.deepspeed.placeholders import script_place
 
@@ -53,9 +53,9 @@ def gradient_hook(name: str = "a parameter") -> UserError:
 def sharded_tensor_error(failure: BaseException) -> UserError | None:
     """Return the error for a failure of an operator that has no rule for FSDP2's shards; None for others."""
     kinds = (RuntimeError, NotImplementedError, ValueError, AttributeError, AssertionError)
-    if not isinstance(failure, kinds) or not _OF_SHARDS.search(str(failure)):
+    if not isinstance(failure, kinds) or not _OF_SHARDS.search(message_of(failure)):
         return None
-    message = str(failure).partition("\n")[0]
+    message = message_of(failure).partition("\n")[0]
     return UserError(
         "weight-sharded-by-fsdp2",
         "the script works with a weight that FSDP2 holds in shards",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import EXIT_USAGE, UserError
+from zerofit.core.errors import EXIT_USAGE, UserError, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,7 @@ def sharded_weight_error(failure: BaseException) -> UserError | None:
     places = [place for place in _places(failure.__traceback__) if not place.file.endswith(_WATCHING)]
     if not places:
         return None
-    says_empty = isinstance(failure, ZeroDivisionError) or bool(_SAYS_EMPTY.search(str(failure)))
+    says_empty = isinstance(failure, ZeroDivisionError) or bool(_SAYS_EMPTY.search(message_of(failure)))
     # In a model that an engine runs, the weights of other modules are empty, and rightly so.
     is_inside = says_empty and not any(_ENGINE in place.file for place in places)
     has_weights = any(_has_weights(place.frame) for place in places)
@@ -57,7 +57,7 @@ def sharded_weight_error(failure: BaseException) -> UserError | None:
             name = _first(parts, is_placeholder) or (_first(parts, _is_empty) if has_weights else None)
         if name is not None:
             place = _in_script(places)
-            message = str(failure).partition("\n")[0]
+            message = message_of(failure).partition("\n")[0]
             return sharded_weight(
                 f"{name} in {place.file}:{place.line}: {type(failure).__name__}: {message}",
                 so="with size 0, and so are copies of it",
