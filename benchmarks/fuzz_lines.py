@@ -44,7 +44,7 @@ def main() -> int:
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=LIMIT_S,
+                timeout=4 * LIMIT_S,  # an import alone takes half a minute on a busy machine
                 check=False,
             )
             if b"Traceback (most recent call last)" in ran.stderr:

@@ -29,6 +29,7 @@ def test_a_traceback_and_a_file_would_be_found(tmp_path: Path) -> None:
     folder = tmp_path / "w"
     folder.mkdir()
     ended = run_line(("--debug", "explain", "nowhere"), folder)
-    assert "Traceback" in ended.faults()[0]
+    assert "Traceback" in ended.errors
+    assert len(ended.faults()) == 2
     ended = run_line(("config", "--preset", "z3", "--output-dir", "made"), folder)
     assert ended.faults()[0].startswith("files left: ")
