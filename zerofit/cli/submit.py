@@ -23,8 +23,9 @@ from zerofit.cli.output.console import Console, echo, show_files
 from zerofit.cli.parameters import CONTEXT, Parsed, Word, number_option
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.cli.shared_options import capture_limit_option, json_option
+from zerofit.launching.clusters.clients import ClusterEngine
 from zerofit.launching.clusters.job import ClusterFlags
-from zerofit.launching.clusters.submit import ClusterEngine, SubmittedRun
+from zerofit.launching.clusters.submit import SubmittedRun
 from zerofit.launching.clusters.submit import submit as submit_script
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")

@@ -61,9 +61,11 @@ def _own_precision(
     if trainer is not None:
         said = precision_of_trainer(trainer, list(PRECISION_SECTIONS))
         return said if said is not None and said.value is not None else None
-    said = precision_of_script(script)
-    precision = PRECISIONS.get(said.value) if said is not None else None
-    return None if said is None or precision is None else replace(said, value=precision)
+    own = precision_of_script(script)
+    precision = PRECISIONS.get(own.value) if own is not None else None
+    if own is None or precision is None:
+        return None
+    return Said(value=precision, text=own.text, place=own.place, confidence=own.confidence)
 
 
 _PLUGIN_DEVICES = {

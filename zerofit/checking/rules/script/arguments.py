@@ -36,9 +36,11 @@ _UNKNOWN = "**"
 def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
     command, script = situation.command, situation.script
     given = _passed_rank(command) if command is not None and script is not None else None
-    for call in unguarded_calls(situation, Action.PARSE_STRICTLY) if command and given else ():
+    if command is None or given is None:
+        return
+    for call in unguarded_calls(situation, Action.PARSE_STRICTLY):
         # argparse accepts a prefix of a longer option.
-        takes = any(option == "**" or option.startswith(given or "") for option in call.options)
+        takes = any(option == "**" or option.startswith(given) for option in call.options)
         if not takes and given == _LOCAL_RANK:
             yield hit(call.seen, f" without {_LOCAL_RANK}")
         elif not takes:
