@@ -29,6 +29,8 @@ _WEAK = r"(?<![a-z])(?:pass|pat|pin|sig|signature|auth)(?![a-z])"
 """Names that mean a secret only with a value that looks like one: --pass 3 is a number of passes."""
 _NAME = re.compile(rf"(?i){_STRONG}|{_TOKEN}")
 _WEAK_NAME = re.compile(rf"(?i)(?:^-p|{_WEAK})$")
+_PARTS = re.compile(r"[-_./:]")
+"""What joins the parts of a model's or run's name: -p llama-3-8b."""
 _MAY_NAME_FILE = re.compile(r"(?i)pwd|cred|cookie")
 _FILE = re.compile(r"(?:~|\.{0,2})/|[\w./~-]{0,4096}+(?<=\.json|\.yaml|.\.txt|.\.yml)$")
 """A path: PWD=/home/me, --credentials key.json, --cookies cookies.txt."""
@@ -250,6 +252,8 @@ def _is_secret_of(name: str, value: str) -> bool:
         return False
     if _NAME.search(name) is not None:
         return not (_MAY_NAME_FILE.search(name) and _FILE.match(value))
+    if name == "-p" and _PARTS.search(value):
+        return False
     return _WEAK_NAME.search(name) is not None and _looks_random(value)
 
 
