@@ -91,8 +91,16 @@ def _check_all(place: Path, what: str) -> None:
             assert "exit code 1: rank 0 exited with 1: KeyError" in done.stdout, said
 
 
-@pytest.mark.parametrize("name", _FILES)
-def test_a_damaged_file_disables_no_command(place: Path, name: str) -> None:
+def _cases() -> Iterator[object]:
+    """Yield each file with some of the damages, all of them over the files, and with all as a slow test."""
+    for number, name in enumerate(_FILES):
+        some = [way for place, way in enumerate(DAMAGES) if place % 5 == number % 5]
+        yield pytest.param(name, some, id=name)
+        yield pytest.param(name, list(DAMAGES), id=f"{name}, each", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "ways"), _cases())
+def test_a_damaged_file_disables_no_command(place: Path, name: str, ways: list[str]) -> None:
     file = place / "zerofit-runs" / _DAMAGED / name
     if name == "submitted.json":
         job = {"engine": "slurm", "job_id": "7", "namespace": None}
@@ -100,7 +108,7 @@ def test_a_damaged_file_disables_no_command(place: Path, name: str) -> None:
     if name == "job.json":
         file.write_text(json.dumps({"engine": "slurm", "run": _DAMAGED}))
     whole = file.read_bytes()
-    for way in DAMAGES:
+    for way in ways:
         damage(file, way)
         _check_all(place, f"{name}, {way}")
         mend(file, whole)
