@@ -325,7 +325,7 @@ def python_command(command: Any) -> list[str] | None:
     if len(words) < 2 or os.path.realpath(words[0]) != os.path.realpath(sys.executable):
         return None
     rest = words[1:]
-    while rest and rest[0] == "-u":
+    while rest and rest[0] in ("-u", "-P"):
         rest = rest[1:]
     return words[1:] if rest and (rest[0] == "-m" or not rest[0].startswith("-")) else None
 
