@@ -124,13 +124,13 @@ _READERS: dict[str, Callable[[bytes], None]] = {
 
 def main() -> None:
     """Fuzz one reader for some seconds of CPU time."""
-    import atheris
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reader", choices=_READERS)
     parser.add_argument("--seconds", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=Path(".fuzz"))
     arguments = parser.parse_args()
+    import atheris
+
     corpus = arguments.out / arguments.reader
     corpus.mkdir(parents=True, exist_ok=True)
     with atheris.instrument_imports(include=["zerofit", "yaml", "hjson"]):

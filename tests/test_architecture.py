@@ -73,9 +73,12 @@ _PURE = (
 """Value in, value out: no files, environment, processes, network or clock."""
 _NOT_PURE = (
     "core/atomic_file.py",
+    "core/bounded_read.py",
+    "core/bounds.py",
     "core/cache_folder.py",
     "core/catalog_folder.py",
     "core/checkpoints.py",
+    "core/module_path.py",
     "core/own_file.py",
     "core/rank_observation.py",
     "core/rank_record.py",

@@ -140,7 +140,7 @@ _FIRST = [
     (
         "accelerate launch --num_machines $SLURM_NNODES a.py\n",
         "error",
-        "accelerate launch --num_machines $SLURM_NNODES",
+        "accelerate launch --num_machines 2",
     ),
     ("accelerate launch --multi_gpu a.py\n", "warning", "accelerate launch"),
     ("deepspeed --num_nodes 2 a.py\n", "warning", "deepspeed --num_nodes 2"),

@@ -21,6 +21,7 @@ from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.planning import plan as planning_plan
+from zerofit.scripts.capture import with_progress
 
 _Run = Callable[..., int]
 
@@ -33,7 +34,7 @@ accelerator = Accelerator(gradient_accumulation_steps=make.steps())
 model, optimizer = accelerator.prepare(make.model(), make.optimizer())
 """
 
-_CAPTURES = {plan_module: planning_plan}
+_CAPTURES = {plan_module: planning_plan, check_module: with_progress}
 """Modules that run the script for a verb, where it is not the verb's own."""
 
 

@@ -52,8 +52,8 @@ ROWS = [
 REFUSED = {
     ("tp", "lora"): "tensor-parallel-adapters",
     ("pp", "lora"): "pipeline-adapters",
-    ("fsdp", "eight_bit"): "optimizer-steps-no-shards",
-    ("hybrid", "eight_bit"): "optimizer-steps-no-shards",
+    ("fsdp", "eight_bit"): "fsdp2-optimizer-takes-no-dtensors",
+    ("hybrid", "eight_bit"): "fsdp2-optimizer-takes-no-dtensors",
 }
 """Pairs that zerofit refuses, with the id of its error."""
 MEASURED_ELSEWHERE = ("fsdp-kept", "fsdp-alone", "fsdp-four")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from zerofit.core.own_file import identity_of
+from zerofit.core.upstream.torch import BACKWARD, MODULE_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +35,8 @@ _CALLS = ("distributed/distributed_c10d.py", "distributed/rendezvous.py")
 """Files of torch whose functions scripts and libraries call to meet the other ranks."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepspeed/comm/", "/zerofit/ranks/")
 """A rank whose innermost frame is in one of these waits for others."""
-_BACKWARD = "_engine_run_backward"
-"""The last Python function of a backward pass (torch/autograd/graph.py)."""
 _AROUND_OTHERS = frozenset(
-    {"wrapped", "wrapper", "inner", "during", "decorate_context", "_wrapped_call_impl", "_call_impl"}
-    | {"init", "__init__"}
+    {"wrapped", "wrapper", "inner", "during", "decorate_context", "init", "__init__", *MODULE_CALLS}
 )
 """Functions of zerofit, accelerate and torch that only call another, or whose name says nothing."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -86,8 +84,8 @@ class Stack:
     @property
     def call(self) -> str | None:
         """What the rank waits in, and where; also a backward pass, whose all-reduces Python does not see."""
-        is_backward = bool(self.frames) and self.frames[0].function == _BACKWARD
-        name = self.collective or (_BACKWARD if is_backward else None)
+        is_backward = bool(self.frames) and self.frames[0].function == BACKWARD
+        name = self.collective or (BACKWARD if is_backward else None)
         return name and f"{name} {self.script}"
 
     @property

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,15 @@ from tools.schemas.launcher_schemas import (
 from tools.schemas.new_release import with_release
 from tools.schemas.render import render_schema
 from zerofit.checking.situation import DEFAULTS
-from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
+from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Schemas, Section, ValueKind
 from zerofit.configs.schemas.catalog import (
-    NAMES,
     load_history,
     load_schema,
     load_schemas,
     schema_of,
 )
 
+NAMES = tuple(name for name, value in vars(Schemas).items() if isinstance(value, cached_property))
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 
 

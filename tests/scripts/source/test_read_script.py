@@ -156,7 +156,7 @@ if __name__ == "__main__":
     main()
 """)
     assert [call.action for call in found.calls] == [
-        Action.MAKE_ACCELERATOR, Action.MAKE_MODEL, Action.PREPARE, Action.GENERATE,
+        Action.MAKE_ACCELERATOR, Action.MAKE_MODEL, Action.PREPARE, Action.USE_WRAPPED, Action.GENERATE,
     ]  # fmt: skip
     assert found.models[0].is_trained
     assert found.models[0].later_setup is None

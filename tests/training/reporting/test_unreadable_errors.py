@@ -45,7 +45,7 @@ _ERRORS = [
         "RuntimeError",
         "login with --password *** failed",
     ),
-    (RuntimeError("bad\udcff"), "RuntimeError", "bad\udcff"),
+    (RuntimeError("bad\udcff"), "RuntimeError", "bad?"),
 ]
 
 

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import timedelta
 
+BACKWARD = "_engine_run_backward"
+"""The last Python function of a backward pass (torch/autograd/graph.py)."""
+MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
+"""Functions between a call of a module and its forward() (torch/nn/modules/module.py)."""
+
 
 def set_device_guard() -> None:
     """Replace CUDA's device guard by one that does nothing, as FakeTensorMode does without a GPU.
