@@ -195,7 +195,7 @@ def test_no_file_of_a_checkpoint_runs_code_in_a_generation(saved: Path, tmp_path
     _poison(model / "global_step1", tmp_path)
     (tmp_path / "prompts.txt").write_text("a\n")
     words = ("--model", str(model), "--prompts", "prompts.txt", "--out", "out.jsonl")
-    done = generate_run(tmp_path, *words)
+    done = generate_run(tmp_path, *words, "--max-new-tokens", "4")
     assert done.exit_code != 0
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("ran-*"))

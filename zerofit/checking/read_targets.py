@@ -218,9 +218,8 @@ class _Reading:
         """Read the files that another program's arguments name."""
         self._read_recipes(program.arguments, others=True)
         read = [file.name for file in self.files.values()]
-        is_read = bool(read) or (
-            program.is_trainer and any(word.startswith("--") for word in program.arguments)
-        )
+        has_flags = any(word.startswith("--") for word in program.arguments)
+        is_read = bool(read) or (program.is_trainer and has_flags)
         if not is_read and not self.missing and not self.errors and self._line is None:
             self.errors.append(_unknown_program(program))
         where = f"{self._line.places[0]}: " if self._line is not None else ""

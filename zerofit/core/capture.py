@@ -11,7 +11,6 @@ from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
 from zerofit.core.optimizers.step_trace import OwnSteps
-from zerofit.core.secrets import MASK, is_secret, masked
 from zerofit.core.strategy import Precision
 from zerofit.core.validation import parse_strictly
 
@@ -402,6 +401,8 @@ def capture_to_json(capture: Capture) -> str:
 
 
 def _masked(capture: Capture) -> Capture:
+    from zerofit.core.secrets import MASK, is_secret, masked  # only if needed, as its patterns take time
+
     arguments = {
         name: MASK if isinstance(value, str) and is_secret(name, value) else value
         for name, value in capture.trainer_arguments.items()

@@ -25,7 +25,7 @@ from zerofit.planning.estimate.generation import (
     host_of_cpu_ranks,
     host_of_gpu_ranks,
 )
-from zerofit.planning.estimate.host_memory import nvme_bytes_needed
+from zerofit.planning.estimate.nvme_space import nvme_bytes_needed
 from zerofit.planning.options import DEFAULT_RESERVE
 from zerofit.planning.plan_labels import gpus_words, memory_label, terms_words
 from zerofit.planning.search import shortage_text

@@ -23,8 +23,9 @@ from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
 from zerofit.planning.estimate.engines.stage import Stage
-from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
+from zerofit.planning.estimate.host_memory import estimate_host_memory
 from zerofit.planning.estimate.model_use import ModelUse
+from zerofit.planning.estimate.nvme_space import nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.memory_bounds import (
     Lines,

@@ -1,4 +1,4 @@
-"""Host memory of one node as a run loads, trains and saves, pinned and pageable; and space on NVMe."""
+"""Host memory of one node as a run loads, trains and saves, pinned and pageable."""
 
 from __future__ import annotations
 
@@ -560,24 +560,6 @@ def _played_ranks(setup: Setup, loaded: int) -> Iterator[tuple[int, HostRank]]:
         yield alike, rank
         if number + alike == left:
             return
-
-
-def nvme_bytes_needed(setup: Setup) -> int:
-    """Return the NVMe space of one node's ranks.
-
-    An offloaded optimizer keeps master, two states and the gradient, 16 bytes per element; offloaded weights
-    take their own bytes. Source: deepspeed 0.19.8, runtime/swap_tensor/optimizer_utils.py and
-    partitioned_param_swapper.py.
-    """
-    strategy, log, topology = setup.strategy, setup.log, setup.topology
-    num_bytes = 0
-    for parameter in log.parameters:
-        part = -(-parameter.num_elements // topology.num_replicas)
-        if strategy.optimizer_offload is OffloadDevice.NVME and parameter.trains and setup.trains:
-            num_bytes += 16 * part
-        if strategy.param_offload is OffloadDevice.NVME:
-            num_bytes += parameter.bytes_per_element * part
-    return num_bytes * topology.ranks_per_node
 
 
 def _limit_checkpoint(held: Counter[tuple[str, Holder]], room: int) -> None:
