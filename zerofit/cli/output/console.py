@@ -62,18 +62,23 @@ def show_files(files: Mapping[Path, str]) -> None:
 
 def echo(text: object, *, err: bool = False) -> None:
     """Print a line or several that may quote others, whose control characters don't reach the terminal."""
-    click.echo(printable(str(text)), err=err)
+    click.echo(text if isinstance(text, Printable) else printable(str(text)), err=err)
 
 
-def for_terminal(text: str, colours: Sequence[tuple[str, dict[str, Any]]] = _COLOURS) -> str:
+class Printable(str):
+    """A text whose only control characters are zerofit's own colours."""
+
+    __slots__ = ()
+
+
+def for_terminal(text: str, colours: Sequence[tuple[str, dict[str, Any]]] = _COLOURS) -> Printable:
     """Return a text with sentences wrapped, and with colours, which click removes if unwanted.
 
     It may quote others: their control characters don't reach the terminal.
     """
     width = terminal_width()
-    return "\n".join(
-        _coloured(line, colours) for whole in printable(text).split("\n") for line in _broken(whole, width)
-    )
+    lines = (line for whole in printable(text).split("\n") for line in _broken(whole, width))
+    return Printable("\n".join(_coloured(line, colours) for line in lines))
 
 
 def _broken(line: str, width: int | None) -> list[str]:
