@@ -97,10 +97,8 @@ def parse(words: Sequence[str]) -> click.Context:
         click.UsageError: there is no such verb or flag.
     """
     group: click.Command = zerofit
-    context, rest = (
-        zerofit.context_class(zerofit, info_name="zerofit", **zerofit.context_settings),
-        list(words),
-    )
+    context = zerofit.context_class(zerofit, info_name="zerofit", **zerofit.context_settings)
+    rest = list(words)
     while isinstance(group, click.Group) and rest:
         name, found, rest = group.resolve_command(context, rest)
         assert found is not None

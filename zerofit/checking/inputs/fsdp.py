@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.fsdp_words import (
     BLOCKS,
     FALSE,
+    KEEPS_WEIGHTS,
     STRATEGIES,
     TRUE,
     FsdpWords,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from zerofit.core.setting import Said
 
-_KEEPS_WEIGHTS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _NO_SHARD = "NO_SHARD"
 _STATE_DICTS = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
@@ -116,7 +116,7 @@ class _Reading:
         strategy = self._strategy()
         if strategy is None:
             return
-        keeps = strategy.value in _KEEPS_WEIGHTS
+        keeps = strategy.value in KEEPS_WEIGHTS
         self._said["reshard_after_forward"] = replace(strategy, value=not keeps)
         state = "off" if keeps else "on"
         self._notes.append(f"{strategy.value} ({strategy.where}) is reshard_after_forward {state}")

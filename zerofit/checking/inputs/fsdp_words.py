@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """accelerate/utils/constants.py, FSDP_SHARDING_STRATEGY; a number is a position in it, from 1."""
+KEEPS_WEIGHTS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+"""Those that keep gathered weights until the backward pass, as reshard_after_forward: false does."""
 TRUE = ("y", "yes", "t", "true", "on", "1")
 FALSE = ("n", "no", "f", "false", "off", "0")
 """accelerate/utils/environment.py, str_to_bool."""

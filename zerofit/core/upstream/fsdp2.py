@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -60,7 +59,7 @@ def fake_ranks(copies: int, shard_size: int) -> Iterator[Any]:
         raise RuntimeError("this process is in a process group, beside which it can't be rank 0 of another")
     if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta"):
         # Collectives of fake tensors, which newer releases have by themselves.
-        importlib.import_module("torch.distributed._tools.fake_collectives")
+        import torch.distributed._tools.fake_collectives
     with _without_groups(dist.distributed_c10d):
         dist.init_process_group("fake", rank=0, world_size=copies * shard_size, store=FakeStore())
         try:

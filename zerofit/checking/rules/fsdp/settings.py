@@ -14,6 +14,7 @@ from zerofit.checking.inputs.fsdp_run import (
     truth_of,
     uses_fsdp,
 )
+from zerofit.checking.inputs.fsdp_words import KEEPS_WEIGHTS, STRATEGIES
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_of, ignored
 from zerofit.checking.rules.script.hits import unguarded_calls
 from zerofit.checking.situation import known
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _LAUNCH = f"{ACCELERATE}/utils/launch.py"
 _FULL = ("FULL_SHARD", "1")
-_KEEPS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "2", "5")
-"""Strategies of version 1 that keep gathered weights until backward, as reshard_after_forward: false does."""
+_KEEPS = (*KEEPS_WEIGHTS, *(str(STRATEGIES.index(name) + 1) for name in KEEPS_WEIGHTS))
+"""Strategies of version 1 that mean reshard_after_forward: false, by name and by number."""
 
 
 def under_fsdp(
