@@ -80,6 +80,7 @@ _NOT_PURE = (
     "core/checkpoints.py",
     "core/module_path.py",
     "core/own_file.py",
+    "core/processes.py",
     "core/rank_observation.py",
     "core/rank_record.py",
     "core/upstream",

@@ -20,6 +20,7 @@ from gpu_truth.runner import Pace, run_cases, run_specs, spec_of
 from kept_cases import HOST, measurement
 from measuring.results import TrialState
 
+from zerofit.core.processes import wait_for_end
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.machine.versions import probe_versions
 
@@ -229,17 +230,4 @@ def test_what_predicts_ends_with_the_process_that_started_it(tmp_path: Path) -> 
         worker = psutil.Process(int(process.stdout.readline()))
         assert worker.is_running()
         process.kill()
-    assert _ends(worker, within_s=30)
-
-
-def _ends(process: psutil.Process, *, within_s: float) -> bool:
-    """True if a process ends in time, whether or not the system's first process has taken its exit code."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.1)
-    return False
+    assert wait_for_end([worker], within_s=30) == []

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from refusals import refusal
+from running_launches import assert_all_gone
 from runs import Run, RunZerofit, environment, run_command
 
 from zerofit.cli.bench import ladder
@@ -165,7 +166,7 @@ def test_ctrl_c_ends_the_rung_and_the_same_command_continues(folder: Path) -> No
     assert process.returncode == 130, stderr
     assert stderr.endswith("zerofit: stopped by SIGINT; the same command continues\n")
     assert any(line.startswith("+ bf16 ") and line.endswith("not run") for line in stdout.splitlines())
-    assert psutil.wait_procs(ranks, timeout=30)[1] == []
+    assert_all_gone(ranks)
     again = run_command(command, folder).check()
     assert "1 trial of an earlier start is reused" in again.stderr
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+from running_launches import assert_all_gone
 from runs import environment
 
 
@@ -33,4 +34,4 @@ def test_ctrl_c_during_a_capture_prints_a_sentence_and_leaves_no_child(tmp_path:
         "zerofit: capturing what train.py trains, up to its first step ...\n\n"
         "zerofit: stopped by Ctrl-C; no training was started\n",
     )
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert_all_gone(children)

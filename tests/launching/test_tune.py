@@ -16,6 +16,7 @@ import pytest
 from example_runs import accelerate_example, trainer_example
 from runs import ROOT, SCRIPTS, Run, environment, run_command
 
+from zerofit.core.processes import has_ended
 from zerofit.machine.observations import read_observations
 
 pytestmark = pytest.mark.slow
@@ -102,7 +103,7 @@ def test_ctrl_c_ends_a_trial_and_the_same_command_continues(data_dir: Path, tmp_
     assert stderr.endswith("zerofit: stopped by SIGINT; the same command continues\n")
     assert "\nfastest: ZeRO-2" in stdout
     assert _files(tmp_path) == before
-    assert not [one for one in ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert all(has_ended(process) for process in ranks)
 
     again = _tune(tmp_path, *command[len(_TUNE) :]).check()
     assert "1 trial of an earlier start is reused" in again.stderr

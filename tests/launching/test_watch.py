@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
+
+from zerofit.core.processes import is_running
 
 _WATCH = """
 import json, sys
@@ -66,7 +67,7 @@ def _result(process: subprocess.Popen[str]) -> list[object]:
 def _left(folder: Path) -> list[int]:
     """Return the processes of the test that still run."""
     pids = [int(line) for line in (folder / "pids").read_text().split()]
-    return [pid for pid in pids if psutil.pid_exists(pid)]
+    return [pid for pid in pids if is_running(pid)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from zerofit.core.processes import wait_for_end
 from zerofit.core.rank_observation import RankObservation, read_observation
 
 TRAIN = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
@@ -62,5 +63,4 @@ class RunningLaunch:
 
 def assert_all_gone(processes: list[psutil.Process]) -> None:
     """Check that no process of a run is left."""
-    _, alive = psutil.wait_procs(processes, timeout=15)
-    assert alive == []
+    assert wait_for_end(processes, within_s=15) == []

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zerofit.core.processes import is_running
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.core.rank_record import read_record
 from zerofit.core.units import format_bytes, format_duration
 from zerofit.launching.diagnose import Hang, describe
 from zerofit.launching.stacks import Stack, dump_stacks, stack_file
-from zerofit.launching.work import LOG_COPIER, WorkMeter, is_running, is_stopped
+from zerofit.launching.work import LOG_COPIER, WorkMeter, is_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

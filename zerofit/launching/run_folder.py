@@ -19,6 +19,7 @@ from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
 from zerofit.core.errors import UserError
 from zerofit.core.json_text import parse_json
+from zerofit.core.processes import has_ended
 from zerofit.core.run_name import RUNS_NAME, run_name
 from zerofit.core.validation import parse_known
 
@@ -300,10 +301,7 @@ def launchers(folder: Path) -> tuple[LauncherProcess, ...]:
 def _lives(pid: int, started_at: float) -> bool:
     try:
         process = psutil.Process(pid)
-        return (
-            abs(process.create_time() - started_at) < _SAME_START_S
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
+        return abs(process.create_time() - started_at) < _SAME_START_S and not has_ended(process)
     except psutil.NoSuchProcess:
         return False
 

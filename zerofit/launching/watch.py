@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zerofit.core.processes import wait_for_end
 from zerofit.launching.work import LOG_COPIER, is_stopped
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _wait(
             killed = True
             for process in _descendants(others):
                 _signal(process, signal.SIGKILL)
-        _, ranks = psutil.wait_procs(ranks, timeout=0)
+        ranks = wait_for_end(ranks, within_s=0)
     return exit_code
 
 
@@ -163,13 +164,13 @@ def _end_descendants(others: frozenset[psutil.Process], *, gently: bool) -> None
         with contextlib.suppress(psutil.NoSuchProcess):
             if is_stopped(process) and process.name() == LOG_COPIER:
                 process.send_signal(signal.SIGCONT)
-    _, alive = psutil.wait_procs(_descendants(others), timeout=_DRAIN_S)
+    alive = wait_for_end(_descendants(others), within_s=_DRAIN_S)
     if gently:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in alive:
             _signal(process, number)
-        _, alive = psutil.wait_procs(alive, timeout=_DRAIN_S)
+        alive = wait_for_end(alive, within_s=_DRAIN_S)
 
 
 def _descendants(others: frozenset[psutil.Process] = frozenset()) -> list[psutil.Process]:

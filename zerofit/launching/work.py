@@ -89,13 +89,6 @@ def is_stopped(process: psutil.Process) -> bool:
     return False
 
 
-def is_running(pid: int) -> bool:
-    """Return True if a process exists that has not ended."""
-    with contextlib.suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
-    return False
-
-
 def _amount(process: psutil.Process) -> Amount:
     times = process.cpu_times()
     amount = Amount(cpu_s=sum(times[:4]) + _waited_for_core_s(process.pid))

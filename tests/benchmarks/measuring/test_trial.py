@@ -19,6 +19,8 @@ from measuring.trial import STAGE, run_trial, start_trial, trial_environment
 from runs import ROOT
 from small_specs import files_in, spec_in
 
+from zerofit.core.processes import wait_for_end
+
 _MOST_S = 200.0
 
 
@@ -129,7 +131,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     _wait_until_it_waits(files_in(tmp_path).log)
     parent.kill()
     parent.wait()
-    assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert wait_for_end(children, within_s=30) == []
     parent.stdout.close()
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from zerofit.core.observer import SILENT, Observer
+from zerofit.core.processes import has_ended
 from zerofit.scripts.capture.capture import CapturedScript, capture_script
 
 _MADE_CHILD = (sys.executable, str(Path(__file__).parent / "programs" / "made_child.py"))
@@ -62,7 +63,7 @@ class Workplace:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.cwd() == str(self.cwd) and process.status() != psutil.STATUS_ZOMBIE:
+                if process.cwd() == str(self.cwd) and not has_ended(process):
                     found.append(process)
         return found
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from zerofit.core.errors import UserError
+from zerofit.core.processes import has_ended
 from zerofit.scripts.capture.capture import capture_script
 
 _SCRIPTS = Path(__file__).parent / "programs"
@@ -62,6 +63,6 @@ def test_the_message_says_what_to_do(tmp_path: Path, golden: Callable[[str, str]
 
 def _is_in(process: psutil.Process, folder: Path) -> bool:
     try:
-        return process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+        return process.cwd() == str(folder) and not has_ended(process)
     except psutil.Error:
         return False

@@ -14,11 +14,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from zerofit.core.bounded_read import open_regular
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.foreign_text import printable
+from zerofit.core.processes import is_running
 from zerofit.core.rank_observation import Phase, RankObservation, read_observation
 from zerofit.launching.clusters.clients import ENGINES, ClusterEngine, check_client, run_client
 from zerofit.launching.clusters.job import JOB_FILE
@@ -335,7 +334,7 @@ def _is_over(run: FollowedRun, state: str | None) -> bool:
         if run.record is not None or was_killed(run.folder):
             return True
         alive = [process.lives is not False for process in launchers(run.folder)]
-        alive += [psutil.pid_exists(rank.pid) for rank in _ranks(run).values()]
+        alive += [is_running(rank.pid) for rank in _ranks(run).values()]
         return not any(alive)
     return state is not None and state.startswith((_FORGOTTEN, *ENGINES[run.engine].OVER))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
+from zerofit.core.processes import has_ended
 from zerofit.machine.stopping import end_with_parent
 from zerofit.scripts.capture.environment import MARK
 
@@ -69,8 +70,8 @@ def kill_marked(mark: str) -> None:
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
-        is_alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-        return is_alive and process.environ().get(MARK) == mark
+        is_another = process.pid != os.getpid() and not has_ended(process)
+        return is_another and process.environ().get(MARK) == mark
     return False
 
 
