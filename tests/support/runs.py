@@ -52,8 +52,13 @@ class Run:
 
     def check(self) -> Run:
         """Return this run, if it ended well."""
-        assert self.exit_code == 0, f"{self.stdout}\n{self.stderr}"
+        assert self.exit_code == 0, f"{self.stdout}\n{self.stderr}\n{self._ends_of_logs()}"
         return self
+
+    def _ends_of_logs(self) -> str:
+        """Return the last lines of every rank's log, which are gone with the folder of the test."""
+        logs = sorted((self.folder / "zerofit-runs").glob("**/rank*.log"))
+        return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs)
 
 
 Launch = Callable[..., Run]
