@@ -39,6 +39,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     return probe_model(str(folder))
 
 
+@pytest.mark.slow
 def test_many_traces_in_a_row_are_those_of_a_process_of_their_own(named: ModelSource) -> None:
     qlora = replace(_REQUEST, weights=Precision.BF16, lora=Lora(rank=2), quantization=Quantization.NF4)
     requests = [
