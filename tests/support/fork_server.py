@@ -287,8 +287,9 @@ def _start_fork(process: Any, *given: Any) -> None:
     """In place of Popen._execute_child: start a Python program as a fork."""
     asked = dict(zip(_ARGUMENTS, given, strict=True))
     command = python_command(asked["args"])
-    # A fork of a process with threads has one of them, and whatever locks the others hold.
-    is_safe = threading.active_count() == 1
+    # A fork of a process with threads has one of them, and whatever locks the others hold. Some are no
+    # threads of Python: those of autograd, whose forks can't run backward passes.
+    is_safe = len(os.listdir("/proc/self/task")) == 1
     can_be_spare = _spares is not None and not asked["pass_fds"] and asked["preexec_fn"] is None
     if command is None or not (is_safe or can_be_spare):
         _START_PROGRAM(process, *given)
