@@ -70,9 +70,9 @@ def test_text(
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("fits", (*_BERT, *_A100)),
+        pytest.param("fits", (*_BERT, *_A100), marks=pytest.mark.slow),
         ("why", (*_BERT, *_A100, "--why", "--fix", "zero-stage=2")),
-        ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4")),
+        pytest.param("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"), marks=pytest.mark.slow),
     ],
 )
 def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(

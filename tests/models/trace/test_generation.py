@@ -130,9 +130,9 @@ _SLOW, _EVIDENCE = pytest.mark.slow, pytest.mark.evidence
     [
         ("llama", _SHORT, {}),  # two key-value heads for eight query heads
         ("t5", _LONG, {}),
-        ("gpt2", _LONG, {}),
+        pytest.param("gpt2", _LONG, {}, marks=_SLOW),
         ("mistral", (30, 20), {"sliding_window": 16}),
-        ("deepseek_v3", _SHORT, {}),
+        pytest.param("deepseek_v3", _SHORT, {}, marks=_SLOW),
         *(pytest.param(family, _LONG, {}, marks=_SLOW) for family in CONFIGS),
         *(
             pytest.param(family, lengths, {}, marks=_EVIDENCE)
@@ -150,7 +150,7 @@ def test_traced_tensors_are_those_of_a_real_call(
     assert _peak(trace) == pytest.approx(most, rel=0.02, abs=_IDS)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("t5", marks=_SLOW)])
 def test_beams_have_caches_of_their_own(family: str) -> None:
     most, cached = _generate(family, _SHORT, num_beams=3)
     trace = _traced(family, _SHORT, call={"num_beams": 3})
@@ -162,7 +162,7 @@ def test_beams_have_caches_of_their_own(family: str) -> None:
     ("family", "num_beams"),
     [
         ("llama", 1),
-        ("t5", 3),
+        pytest.param("t5", 3, marks=_SLOW),
         pytest.param("llama", 3, marks=_SLOW),
         pytest.param("t5", 1, marks=_SLOW),
     ],
@@ -176,7 +176,7 @@ def test_few_layers_stand_for_all(family: str, num_beams: int) -> None:
             assert _live(one.log_for(samples), samples) == _live(other.log_for(samples), samples)
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("num_beams", [1, pytest.param(3, marks=_SLOW)])
 def test_the_last_layers_of_a_deep_model_are_not_run(num_beams: int) -> None:
     def build(dtype: Any) -> Any:
         model = build_real("llama", **_DEEP["llama"])(dtype=dtype)
@@ -205,10 +205,10 @@ def _of_catalog(name: str, precision: Precision, new_tokens: int) -> GenerationT
         # https://arxiv.org/abs/2309.06180, section 3
         pytest.param("opt-13b", Precision.FP16, 800 * KIB, marks=_SLOW),
         # 8 key-value heads for 32 query heads: a quarter of Llama-2-7B's.
-        ("llama-3-8b", Precision.BF16, 128 * KIB),
+        pytest.param("llama-3-8b", Precision.BF16, 128 * KIB, marks=_SLOW),
         # 320 KiB: 80 layers, 8 key-value heads of 128: https://arxiv.org/abs/2307.09288, table 1
         pytest.param("llama-2-70b", Precision.FP16, 320 * KIB, marks=_SLOW),
-        pytest.param("gpt2", Precision.FP32, 2 * 12 * 768 * 4, marks=_SLOW),
+        ("gpt2", Precision.FP32, 2 * 12 * 768 * 4),
         # The decoder alone caches its own tokens: 12 of the 24 layers.
         pytest.param("t5-base", Precision.FP32, 2 * 12 * 768 * 4, marks=_SLOW),
     ],
