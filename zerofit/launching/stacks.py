@@ -35,10 +35,19 @@ _CALLS = ("distributed/distributed_c10d.py", "distributed/rendezvous.py")
 """Files of torch whose functions scripts and libraries call to meet the other ranks."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepspeed/comm/", "/zerofit/ranks/")
 """A rank whose innermost frame is in one of these waits for others."""
+OF_BACKWARD = "all_reduce"
+"""The only collective that C++ calls in a backward pass by itself: DistributedDataParallel averages gradients
+(torch/csrc/distributed/c10d/reducer.cpp). Those of FSDP and DeepSpeed have Python's frames."""
 _AROUND_OTHERS = frozenset(
-    {"wrapped", "wrapper", "inner", "during", "decorate_context", "init", "__init__", *MODULE_CALLS}
+    {"wrapped", "wrapper", "wrapped_fn", "log_wrapper", "inner", "during", "decorate_context"}
+    | {"init", "__init__", *MODULE_CALLS}
 )
-"""Functions of zerofit, accelerate and torch that only call another, or whose name says nothing."""
+"""Functions of zerofit, accelerate, torch and DeepSpeed that only call another, or have no telling name."""
+_STEP_CALLS = frozenset(
+    {"backward", "step", "forward", "clip_grad_norm_", "unscale_gradients", "__iter__", "__next__"}
+    | {"train", "training_step", "train_batch"}
+)
+"""What all ranks call in each step: functions of torch, accelerate, Trainer and DeepSpeed."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")
@@ -57,6 +66,12 @@ class StackFrame:
         """True if it is none of the user's own code."""
         own = not self.path.startswith((*_STANDARD_LIBRARY, _PACKAGE))
         return not own or any(part in self.path for part in _LIBRARIES)
+
+    @property
+    def is_named(self) -> bool:
+        """True if its function means something to a user who has called it."""
+        is_internal = self.path.startswith(_PACKAGE) and self.function.startswith("_")
+        return self.function not in _AROUND_OTHERS and not is_internal
 
     @property
     def place(self) -> str:
@@ -82,11 +97,23 @@ class Stack:
         return (calls or inside)[-1 if calls else 0].function
 
     @property
+    def is_backward(self) -> bool:
+        """True in a backward pass whose all-reduces Python does not see: DistributedDataParallel's."""
+        return bool(self.frames) and self.frames[0].function == BACKWARD
+
+    @property
     def call(self) -> str | None:
-        """What the rank waits in, and where; also a backward pass, whose all-reduces Python does not see."""
-        is_backward = bool(self.frames) and self.frames[0].function == BACKWARD
-        name = self.collective or (BACKWARD if is_backward else None)
+        """What the rank waits in, and where; also a backward pass."""
+        name = self.collective or (BACKWARD if self.is_backward else None)
         return name and f"{name} {self.script}"
+
+    @property
+    def is_of_script(self) -> bool:
+        """True if the script has called for the collective, and no step of training, which all ranks do."""
+        library = list(takewhile(lambda frame: frame.is_library, self.frames))
+        names = [frame.function for frame in library if frame.is_named or frame.function in MODULE_CALLS]
+        own = self.collective is not None and len(library) < len(self.frames)
+        return own and bool(names) and names[-1] not in (*_STEP_CALLS, *MODULE_CALLS)
 
     @property
     def script(self) -> str | None:
@@ -95,7 +122,7 @@ class Stack:
         for frame in self.frames:
             if not frame.is_library:
                 return frame.place if called is None else f"{called}() at {frame.place}"
-            if frame.function not in _AROUND_OTHERS:
+            if frame.is_named:
                 called = frame.function
         return None
 
