@@ -394,6 +394,28 @@ def _stack(*frames: tuple[str, str]) -> Stack:
             "all_gather_object",
             "save_state() at /home/me/train.py:7",
         ),
+        # A function of zerofit's own that only it knows is not who called.
+        (
+            _stack(
+                (_C10D, "all_reduce"),
+                (f"{PACKAGE}/training/step/sharded_writes.py", "_before_pass"),
+                (f"{_LIBRARY}/torch/nn/modules/module.py", "_call_impl"),
+                ("/home/me/train.py", "<module>"),
+            ),
+            "all_reduce",
+            "all_reduce() at /home/me/train.py:7",
+        ),
+        (
+            _stack(
+                (_C10D, "all_reduce"),
+                (f"{_LIBRARY}/deepspeed/comm/comm.py", "log_wrapper"),
+                (f"{_LIBRARY}/deepspeed/runtime/engine.py", "backward"),
+                (f"{_LIBRARY}/deepspeed/utils/nvtx.py", "wrapped_fn"),
+                ("/home/me/train.py", "main"),
+            ),
+            "all_reduce",
+            "backward() at /home/me/train.py:7",
+        ),
         (_stack((f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward")), None, None),
         (Stack(), None, None),
     ],
@@ -402,6 +424,109 @@ def test_a_stack_names_the_collective_and_the_line_that_called_it(
     stack: Stack, collective: str | None, script: str | None
 ) -> None:
     assert (stack.collective, stack.script) == (collective, script)
+
+
+_ACCELERATOR = f"{_LIBRARY}/accelerate/accelerator.py"
+_ENGINE = f"{_LIBRARY}/deepspeed/runtime/engine.py"
+_MODULE = f"{_LIBRARY}/torch/nn/modules/module.py"
+_GATHER = _stack((_C10D, "all_gather"), (_ACCELERATOR, "gather"), ("/me/gather.py", "main"))
+_BROADCAST = _stack((_C10D, "broadcast_object_list"), ("/me/broadcast.py", "main"))
+_BARRIER = _stack((_C10D, "barrier"), (_ACCELERATOR, "wait_for_everyone"), ("/me/barrier.py", "main"))
+_GENERATE = _stack(
+    (_C10D, "all_gather_into_tensor"),
+    (_MODULE, "_call_impl"),
+    (f"{_LIBRARY}/transformers/generation/utils.py", "generate"),
+    ("/me/generate.py", "main"),
+)
+_DDP = _stack(
+    (f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward"),
+    (_ACCELERATOR, "backward"),
+    ("/me/train.py", "main"),
+)
+_ZERO = _stack((_C10D, "all_reduce"), (_ENGINE, "backward"), (_ACCELERATOR, "backward"), ("/me/train.py", ""))
+_FORWARD = _stack((_C10D, "all_gather_into_tensor"), (_MODULE, "_call_impl"), ("/me/train.py", "main"))
+_STEP = _stack((_C10D, "all_reduce"), (_ENGINE, "step"), ("/me/train.py", "main"))
+_TRAINER = _stack(
+    (_C10D, "all_reduce"),
+    (_ENGINE, "backward"),
+    (f"{_LIBRARY}/transformers/trainer.py", "training_step"),
+    (f"{_LIBRARY}/transformers/trainer.py", "train"),
+    ("/me/train.py", "main"),
+)
+_DATA = _stack(
+    (_C10D, "broadcast"), (f"{_LIBRARY}/accelerate/data_loader.py", "__iter__"), ("/me/train.py", "")
+)
+_IN = Phase.FORWARD, Phase.BACKWARD
+_DIFFERENT = {
+    "gather beside DDP's backward": (_GATHER, _IN[0], [(_DDP, _IN[1])]),
+    "broadcast beside DDP's backward": (_BROADCAST, _IN[0], [(_DDP, _IN[1])]),
+    "gather after backward": (_GATHER, Phase.BETWEEN_STEPS, [(_ZERO, _IN[1])]),
+    "a barrier beside a gathered layer": (_BARRIER, _IN[0], [(_FORWARD, _IN[0])]),
+    "a barrier beside the optimizer": (_BARRIER, Phase.BACKWARD, [(_STEP, Phase.OPTIMIZER_STEP)]),
+    "generate() under ZeRO-3": (_GENERATE, _IN[0], [(_ZERO, _IN[1])]),
+    "gather beside Trainer": (_GATHER, _IN[1], [(_TRAINER, _IN[1])]),
+    "a broadcast beside the next data": (_BROADCAST, _IN[0], [(_DATA, Phase.DATA)]),
+    "an evaluation beside a gather of the loss": (_FORWARD, Phase.EVALUATING, [(_GATHER, _IN[0])]),
+    "three ranks, three calls": (_GATHER, _IN[0], [(_ZERO, _IN[1]), (_STEP, Phase.OPTIMIZER_STEP)]),
+    "one of four in a step": (_ZERO, _IN[1], [(_GATHER, _IN[0])] * 3),
+    "one of four in a gather": (_GATHER, _IN[0], [(_ZERO, _IN[1])] * 3),
+    "an earlier phase": (_FORWARD, _IN[0], [(_ZERO, _IN[1])]),
+}
+"""The stack and phase of the rank that is named, and those of the others."""
+
+
+@pytest.mark.parametrize(("named", "phase", "others"), _DIFFERENT.values(), ids=_DIFFERENT)
+@pytest.mark.parametrize("came_first", [True, False])
+@pytest.mark.parametrize("is_rank_0", [True, False])
+def test_of_ranks_in_different_collectives_one_is_named_whichever_came_first(
+    tmp_path: Path,
+    named: Stack,
+    phase: Phase,
+    others: list[tuple[Stack, Phase]],
+    came_first: bool,
+    is_rank_0: bool,
+) -> None:
+    rank = 0 if is_rank_0 else len(others)
+    mine = named, phase, 100.0 if came_first else 101.0
+    theirs = [(stack, where, 100.5) for stack, where in others]
+    waiting = [mine, *theirs] if is_rank_0 else [*theirs, mine]
+    watch = _watch(tmp_path, num_ranks=len(waiting))
+    watch._stacks = {number: stack for number, (stack, _, _) in enumerate(waiting)}
+    watch._seen = {number: (at, 9) for number, (_, _, at) in enumerate(waiting)}
+    found = {
+        number: observation(where, pid=os.getpid(), step=4, changed_at=at, collectives=9)
+        for number, (_, where, at) in enumerate(waiting)
+    }
+    first, *rest = watch._cause_first(found)
+    assert first == rank
+    assert watch._what_others_call(first, rest) == ", which no other rank has called"
+    words = "; ".join(watch._state(number, found[number]) for number in (first, *rest))
+    for number, (stack, _, _) in enumerate(waiting):
+        assert f"rank {number} waits in {stack.collective or 'all_reduce'}, called " in words
+
+
+@pytest.mark.parametrize(
+    ("called", "other", "waits"),
+    [
+        ((9, 9), _GATHER, True),
+        ((9, 8), Stack(), True),  # the other one sleeps
+        ((9, 10), _GATHER, False),  # the other one's is later: this one computes, or its kernel hangs
+        ((9, 9), Stack(), False),
+        ((9, 9), _DDP, False),
+    ],
+)
+def test_a_backward_pass_waits_in_all_reduce_if_another_rank_has_not_called_it(
+    tmp_path: Path, called: tuple[int, int], other: Stack, waits: bool
+) -> None:
+    watch = _watch(tmp_path)
+    watch._stacks = {0: _DDP, 1: other}
+    watch._seen = {rank: (0.0, number) for rank, number in enumerate(called)}
+    said = watch._state(0, observation(Phase.BACKWARD, pid=os.getpid(), step=4))
+    where = "backward() at /me/train.py:7"
+    if waits:
+        assert said == f"rank 0 waits in all_reduce, called by {where}, in backward of step 5"
+    else:
+        assert said == f"rank 0 is in backward of step 5, in {where}"
 
 
 @pytest.mark.parametrize(
