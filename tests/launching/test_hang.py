@@ -17,6 +17,7 @@ from small_runs import observation
 import zerofit
 from zerofit.core.observer import Observer
 from zerofit.core.rank_observation import Phase, read_observation
+from zerofit.launching import stacks
 from zerofit.launching.hang import RunWatch
 from zerofit.launching.stacks import Stack, StackFrame, dump_stacks
 from zerofit.launching.work import LOG_COPIER, WorkMeter
@@ -417,6 +418,22 @@ def _stack(*frames: tuple[str, str]) -> Stack:
             "backward() at /home/me/train.py:7",
         ),
         (_stack((f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward")), None, None),
+        # On a GPU autograd runs hooks in a thread of its own.
+        (
+            Stack(
+                _stack(
+                    (f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward"),
+                    (f"{_LIBRARY}/accelerate/accelerator.py", "backward"),
+                    ("/home/me/train.py", "main"),
+                ).frames,
+                _stack(
+                    (_C10D, "reduce_scatter_tensor"),
+                    (f"{_LIBRARY}/deepspeed/runtime/zero/stage3.py", "reduce_partition"),
+                ).frames,
+            ),
+            "reduce_scatter_tensor",
+            "backward() at /home/me/train.py:7",
+        ),
         (Stack(), None, None),
     ],
 )
@@ -424,6 +441,43 @@ def test_a_stack_names_the_collective_and_the_line_that_called_it(
     stack: Stack, collective: str | None, script: str | None
 ) -> None:
     assert (stack.collective, stack.script) == (collective, script)
+
+
+_HOOK = f"""  File "{_C10D}", line 4200 in reduce_scatter_tensor
+  File "{_LIBRARY}/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "{_LIBRARY}/deepspeed/runtime/zero/stage3.py", line 1500 in reduce_partition
+"""
+_GUARD_THREAD = """  File "/venv/guard.py", line 32 in _guard
+  File "/usr/lib/python3.12/threading.py", line 1010 in run
+  File "/usr/lib/python3.12/threading.py", line 1030 in _bootstrap
+"""
+_WRITER = f'  File "{_C10D}", line 9 in barrier\n' + _GUARD_THREAD
+_MAIN = f"""  File "{_LIBRARY}/torch/autograd/graph.py", line 825 in _engine_run_backward
+  File "/home/me/train.py", line 7 in main
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "collective", "without_python"),
+    [
+        ((_GUARD_THREAD, _HOOK, _MAIN), "reduce_scatter_tensor", False),
+        ((_HOOK, _GUARD_THREAD, _MAIN), "reduce_scatter_tensor", False),
+        ((_GUARD_THREAD, _MAIN), None, True),
+        ((_WRITER, _MAIN), None, True),  # a thread of the script's own, as of an asynchronous checkpoint
+        ((_GUARD_THREAD, _HOOK.replace(_C10D, "/venv/stage3.py"), _MAIN), None, False),
+        ((_HOOK, _MAIN.replace("_engine_run_backward", "grad_hook")), None, False),
+    ],
+)
+def test_a_backward_pass_on_a_gpu_waits_where_autograds_thread_does(
+    tmp_path: Path, threads: tuple[str, ...], collective: str | None, without_python: bool
+) -> None:
+    *others, main = threads
+    text = [f"Thread 0x00007fe235dff6c0 (most recent call first):\n{thread}\n" for thread in others]
+    text += [f"Current thread 0x00007fe259a35b80 (most recent call first):\n{main}"]
+    file = tmp_path / "rank0.stack"
+    file.write_text("an earlier stack\n" + "".join(text))
+    stack = stacks._read(file, len("an earlier stack\n"))
+    assert (stack.collective, stack.is_backward_without_python) == (collective, without_python)
 
 
 _ACCELERATOR = f"{_LIBRARY}/accelerate/accelerator.py"

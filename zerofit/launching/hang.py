@@ -381,7 +381,8 @@ class RunWatch:
     def _collective(self, rank: int) -> str | None:
         """Return the collective in which a rank waits; None if it is in none."""
         stack = self._stacks.get(rank, Stack())
-        return stack.collective or (OF_BACKWARD if stack.is_backward and self._is_ahead(rank) else None)
+        in_backward = stack.is_backward_without_python and self._is_ahead(rank)
+        return stack.collective or (OF_BACKWARD if in_backward else None)
 
     def _is_ahead(self, rank: int) -> bool:
         """Return True if another rank has not called, or not left, the last collective of this one."""

@@ -31,6 +31,8 @@ _WORKER_DUMP_S = 0.1
 _PY_SPY_S = 30.0
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>\S+)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FIRST_OF_PYTHON = "_bootstrap"
+"""The outermost function of a thread that Python has started (threading.py); torch's own have none."""
 _CALLS = ("distributed/distributed_c10d.py", "distributed/rendezvous.py")
 """Files of torch whose functions scripts and libraries call to meet the other ranks."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepspeed/comm/", "/zerofit/ranks/")
@@ -83,28 +85,34 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The frames of a rank's main thread, innermost first; empty if unknown."""
+    """Where a rank is."""
 
     frames: tuple[StackFrame, ...] = ()
+    """Those of its main thread, innermost first; empty if unknown."""
+    backward_frames: tuple[StackFrame, ...] = ()
+    """Those of the thread in which autograd runs the hooks of a backward pass on a GPU."""
 
     @property
     def collective(self) -> str | None:
         """The call in which the rank waits for others, such as "barrier"; None if it is in no such call."""
-        if not self.frames or not any(part in self.frames[0].path for part in _WAITING):
-            return None
-        inside = list(takewhile(lambda frame: any(part in frame.path for part in _WAITING), self.frames))
+        frames = self.backward_frames if self._is_backward else self.frames
+        inside = list(takewhile(lambda frame: any(part in frame.path for part in _WAITING), frames))
         calls = [frame for frame in inside if frame.path.endswith(_CALLS) and frame.function != "wrapper"]
-        return (calls or inside)[-1 if calls else 0].function
+        return (calls or inside)[-1 if calls else 0].function if inside else None
 
     @property
-    def is_backward(self) -> bool:
-        """True in a backward pass whose all-reduces Python does not see: DistributedDataParallel's."""
+    def is_backward_without_python(self) -> bool:
+        """True in a backward pass that runs no Python: if it waits for others, then in OF_BACKWARD."""
+        return self._is_backward and not self.backward_frames
+
+    @property
+    def _is_backward(self) -> bool:
         return bool(self.frames) and self.frames[0].function == BACKWARD
 
     @property
     def call(self) -> str | None:
         """What the rank waits in, and where; also a backward pass."""
-        name = self.collective or (BACKWARD if self.is_backward else None)
+        name = self.collective or (BACKWARD if self._is_backward else None)
         return name and f"{name} {self.script}"
 
     @property
@@ -160,14 +168,16 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> dict[int,
 
 
 def _read(file: Path, begin: int) -> Stack:
-    """Return the stack of the main thread, which faulthandler writes last."""
+    """Return the stack of the main thread, which faulthandler writes last, and of autograd's."""
     text = file.read_bytes()[begin:].decode(errors="replace")
-    *_, main = _THREAD.split(text)
-    return Stack(
-        tuple(
-            StackFrame(found["path"], int(found["line"]), found["function"])
-            for found in _FRAME.finditer(main)
-        )
+    *others, main = (_frames(thread) for thread in _THREAD.split(text))
+    of_torch = (frames for frames in others if frames and frames[-1].function != _FIRST_OF_PYTHON)
+    return Stack(main, next(of_torch, ()))
+
+
+def _frames(thread: str) -> tuple[StackFrame, ...]:
+    return tuple(
+        StackFrame(found["path"], int(found["line"]), found["function"]) for found in _FRAME.finditer(thread)
     )
 
 
