@@ -408,6 +408,29 @@ def _stack(*frames: tuple[str, str]) -> Stack:
         ),
         (
             _stack(
+                (_C10D, "all_gather_into_tensor"),
+                (f"{_LIBRARY}/torch/distributed/fsdp/_fully_shard/_fsdp_state.py", "fsdp_hook_wrapper"),
+                (f"{_LIBRARY}/torch/_dynamo/eval_frame.py", "_fn"),
+                (f"{_LIBRARY}/torch/nn/modules/module.py", "_call_impl"),
+                ("/home/me/train.py", "evaluate"),
+            ),
+            "all_gather_into_tensor",
+            "all_gather_into_tensor() at /home/me/train.py:7",
+        ),
+        (
+            _stack(
+                (_C10D, "all_gather_into_tensor"),
+                (f"{_LIBRARY}/torch/nn/modules/module.py", "_call_impl"),
+                (f"{_LIBRARY}/transformers/generation/utils.py", "_sample"),
+                (f"{_LIBRARY}/transformers/generation/utils.py", "generate"),
+                (f"{_LIBRARY}/torch/utils/_contextlib.py", "decorate_context"),
+                ("/home/me/train.py", "main"),
+            ),
+            "all_gather_into_tensor",
+            "generate() at /home/me/train.py:7",
+        ),
+        (
+            _stack(
                 (_C10D, "all_reduce"),
                 (f"{_LIBRARY}/deepspeed/comm/comm.py", "log_wrapper"),
                 (f"{_LIBRARY}/deepspeed/runtime/engine.py", "backward"),

@@ -41,13 +41,12 @@ OF_BACKWARD = "all_reduce"
 """The only collective that C++ calls in a backward pass by itself: DistributedDataParallel averages gradients
 (torch/csrc/distributed/c10d/reducer.cpp). Those of FSDP and DeepSpeed have Python's frames."""
 _AROUND_OTHERS = frozenset(
-    {"wrapped", "wrapper", "wrapped_fn", "log_wrapper", "inner", "during", "decorate_context"}
-    | {"init", "__init__", *MODULE_CALLS}
+    {"wrapped", "wrapper", "wrapped_fn", "log_wrapper", "inner", "during", "decorate_context", "init"}
 )
 """Functions of zerofit, accelerate, torch and DeepSpeed that only call another, or have no telling name."""
 _STEP_CALLS = frozenset(
     {"backward", "step", "forward", "clip_grad_norm_", "unscale_gradients", "__iter__", "__next__"}
-    | {"train", "training_step", "train_batch"}
+    | {"train", "training_step", "train_batch", *MODULE_CALLS}
 )
 """What all ranks call in each step: functions of torch, accelerate, Trainer and DeepSpeed."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -72,8 +71,7 @@ class StackFrame:
     @property
     def is_named(self) -> bool:
         """True if its function means something to a user who has called it."""
-        is_internal = self.path.startswith(_PACKAGE) and self.function.startswith("_")
-        return self.function not in _AROUND_OTHERS and not is_internal
+        return self.function not in _AROUND_OTHERS and not self.function.startswith("_")
 
     @property
     def place(self) -> str:
@@ -119,9 +117,9 @@ class Stack:
     def is_of_script(self) -> bool:
         """True if the script has called for the collective, and no step of training, which all ranks do."""
         library = list(takewhile(lambda frame: frame.is_library, self.frames))
-        names = [frame.function for frame in library if frame.is_named or frame.function in MODULE_CALLS]
+        names = [frame.function for frame in library if frame.is_named or frame.function in _STEP_CALLS]
         own = self.collective is not None and len(library) < len(self.frames)
-        return own and bool(names) and names[-1] not in (*_STEP_CALLS, *MODULE_CALLS)
+        return own and bool(names) and names[-1] not in _STEP_CALLS
 
     @property
     def script(self) -> str | None:
@@ -132,6 +130,8 @@ class Stack:
                 return frame.place if called is None else f"{called}() at {frame.place}"
             if frame.is_named:
                 called = frame.function
+            elif frame.function in MODULE_CALLS:  # the functions inside are hooks of an engine
+                called = self.collective or called
         return None
 
 
