@@ -155,7 +155,7 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> dict[int,
         now = {rank: _size(stack_file(folder, rank)) for rank in silent}
         silent = [rank for rank in silent if now[rank] == before[rank] or now[rank] != sizes[rank]]
         sizes.update(now)
-    found = {rank: _read(stack_file(folder, rank), before[rank]) for rank in ranks.keys() - silent}
+    found = {rank: read_stack(stack_file(folder, rank), before[rank]) for rank in ranks.keys() - silent}
     for rank in found:
         _dump_workers(ranks[rank], stack_file(folder, rank))
     if silent and (py_spy := shutil.which("py-spy")):
@@ -167,7 +167,7 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> dict[int,
     return found
 
 
-def _read(file: Path, begin: int) -> Stack:
+def read_stack(file: Path, begin: int) -> Stack:
     """Return the stack of the main thread, which faulthandler writes last, and of autograd's."""
     text = file.read_bytes()[begin:].decode(errors="replace")
     *others, main = (_frames(thread) for thread in _THREAD.split(text))
