@@ -43,7 +43,7 @@ faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and di
 	@$(BIN)/python -m pytest $(FAULTS) -m ""
 
 faults-ci: $(VENV)/.installed  ## those that .ci/run has time for: how runs end, hang and stop, and what they have saved
-	@$(BIN)/python -m pytest $(PARALLEL) $(FAULTS_CI) -m faults
+	@$(BIN)/python -m pytest $(SPREAD) $(FAULTS_CI) -m 'faults and not slow'
 
 test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2; SLURM=asks: some
 	@$(BIN)/python -m pytest tests/clusters -m slurm -k '$(SLURM)' --timeout 900

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_programs import ForkedProgram
 from running_launches import RunningLaunch
 from runs import ROOT, environment
 
@@ -20,20 +21,15 @@ def _ops(built_ops: None) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningLaunch]]:
-    """Begin a launch on two CPU ranks."""
-    begun: list[subprocess.Popen[str]] = []
+    """Begin a launch on two CPU ranks; as forks, where the processes' own start is not what is tested."""
+    begun: list[subprocess.Popen[str] | ForkedProgram] = []
 
-    def run(*arguments: str, num_ranks: int = 2, engine: str = "native") -> RunningLaunch:
+    def run(
+        *arguments: str, num_ranks: int = 2, engine: str = "native", as_forks: bool = False
+    ) -> RunningLaunch:
         command = [sys.executable, "-m", "zerofit", "launch", "--cpu", "--engine", engine]
-        process = subprocess.Popen(
-            [*command, "--num-processes", str(num_ranks), *arguments],
-            cwd=tmp_path,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command += ["--num-processes", str(num_ranks), *arguments]
+        process = _fork(command, tmp_path) if as_forks else _process(command, tmp_path)
         begun.append(process)
         return RunningLaunch(process, tmp_path)
 
@@ -41,6 +37,22 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningLaunch]]:
     for process in begun:
         process.kill()
         process.wait()
+
+
+def _process(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _fork(command: list[str], folder: Path) -> ForkedProgram:
+    return ForkedProgram(command, cwd=folder, env=environment())
 
 
 _MEASURED = Path(ROOT) / "benchmarks" / "measured" / "faults.json"

@@ -14,57 +14,11 @@ import psutil
 import pytest
 from small_runs import observation
 
-import zerofit
 from zerofit.core.observer import Observer
 from zerofit.core.rank_observation import Phase, read_observation
 from zerofit.launching.hang import RunWatch
-from zerofit.launching.stacks import Stack, StackFrame, dump_stacks
 from zerofit.launching.work import LOG_COPIER, WorkMeter
 from zerofit.training.reporting import copy_output
-
-_RANK = """
-import subprocess, sys, time
-from pathlib import Path
-from torch.utils.data import DataLoader
-from zerofit.training.reporting.observe import Observed
-
-class Samples:
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        Path(sys.argv[1], "worker").touch()
-        time.sleep(600)
-
-observed = Observed(Path(sys.argv[1]), 0, on_cpu=True)
-subprocess.Popen(["sleep", "600"])
-next(iter(DataLoader(Samples(), num_workers=1)))
-"""
-"""A rank whose DataLoader worker hangs, beside a child process without its signal handler."""
-
-
-def test_stacks_of_a_rank_and_its_dataloader_worker(tmp_path: Path) -> None:
-    rank = subprocess.Popen([sys.executable, "-c", _RANK, str(tmp_path)])
-    try:
-        until = time.monotonic() + 60
-        while not (tmp_path / "worker").exists():
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        observed = read_observation(tmp_path, 0)
-        assert observed is not None
-        dump_stacks({0: observed}, tmp_path)
-        of_rank, of_worker = (tmp_path / "rank0.stack").read_text().split("in _worker_loop")
-        assert "in _try_get_data" in of_rank
-        assert "in __getitem__" in of_rank  # the innermost frame comes first
-        assert "in _worker_loop" not in of_worker
-        children = {one.name(): one.status() for one in psutil.Process(rank.pid).children()}
-        assert "sleep" in children
-        assert psutil.STATUS_ZOMBIE not in children.values()
-    finally:
-        for process in (*psutil.Process(rank.pid).children(), rank):
-            process.kill()
-        rank.wait()
-
 
 _LIKE_A_RANK = """
 import importlib.util, os, signal, subprocess, sys, time
@@ -316,92 +270,6 @@ def test_the_default_limit(
     }
     assert _watch(tmp_path, limit_s=None)._limit_s(found) == limit_s
     assert _watch(tmp_path, limit_s=7)._limit_s(found) == 7
-
-
-_LIBRARY = "/venv/lib/python3.12/site-packages"
-PACKAGE = Path(zerofit.__file__).parent
-_C10D = f"{_LIBRARY}/torch/distributed/distributed_c10d.py"
-
-
-def _stack(*frames: tuple[str, str]) -> Stack:
-    """Return a stack of (path, function), innermost first."""
-    return Stack(tuple(StackFrame(path, 7, function) for path, function in frames))
-
-
-@pytest.mark.parametrize(
-    ("stack", "collective", "script"),
-    [
-        (
-            _stack(
-                (_C10D, "barrier"),
-                (f"{_LIBRARY}/torch/distributed/c10d_logger.py", "wrapper"),
-                (f"{_LIBRARY}/accelerate/utils/other.py", "wait_for_everyone"),
-                (f"{_LIBRARY}/accelerate/accelerator.py", "save_state"),
-                ("/home/me/train.py", "main"),
-            ),
-            "barrier",
-            "save_state() at /home/me/train.py:7",
-        ),
-        (
-            _stack(
-                (_C10D, "broadcast"),
-                (f"{_LIBRARY}/torch/distributed/c10d_logger.py", "wrapper"),
-                (_C10D, "broadcast_object_list"),
-                ("/home/me/data.py", "tell"),
-            ),
-            "broadcast_object_list",
-            "broadcast_object_list() at /home/me/data.py:7",
-        ),
-        (
-            _stack(
-                (f"{_LIBRARY}/torch/distributed/rendezvous.py", "_create_c10d_store"),
-                (f"{_LIBRARY}/torch/distributed/rendezvous.py", "_env_rendezvous_handler"),
-                (_C10D, "init_process_group"),
-                (f"{_LIBRARY}/accelerate/state.py", "__init__"),
-                ("/home/me/train.py", "<module>"),
-            ),
-            "init_process_group",
-            "init_process_group() at /home/me/train.py:7",
-        ),
-        (
-            _stack(
-                (f"{_LIBRARY}/torch/distributed/_functional_collectives.py", "wait_tensor"),
-                (f"{_LIBRARY}/torch/nn/modules/module.py", "_call_impl"),
-                ("/home/me/model.py", "forward"),
-            ),
-            "wait_tensor",
-            "wait_tensor() at /home/me/model.py:7",
-        ),
-        # FSDP is around a model's own forward pass, too.
-        (
-            _stack(
-                ("/home/me/model.py", "forward"),
-                (f"{_LIBRARY}/torch/distributed/fsdp/fully_sharded.py", "forward"),
-                ("/home/me/train.py", "main"),
-            ),
-            None,
-            "/home/me/model.py:7",
-        ),
-        # zerofit's wrappers are around methods of libraries.
-        (
-            _stack(
-                (_C10D, "all_gather_object"),
-                (f"{PACKAGE}/training/wrapping.py", "wrapped"),
-                (f"{PACKAGE}/training/reporting/observe.py", "save_state"),
-                (f"{PACKAGE}/training/wrapping.py", "wrapped"),
-                ("/home/me/train.py", "main"),
-            ),
-            "all_gather_object",
-            "save_state() at /home/me/train.py:7",
-        ),
-        (_stack((f"{_LIBRARY}/torch/autograd/graph.py", "_engine_run_backward")), None, None),
-        (Stack(), None, None),
-    ],
-)
-def test_a_stack_names_the_collective_and_the_line_that_called_it(
-    stack: Stack, collective: str | None, script: str | None
-) -> None:
-    assert (stack.collective, stack.script) == (collective, script)
 
 
 @pytest.mark.parametrize(

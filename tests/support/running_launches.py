@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from forked_programs import ForkedProgram
 
 from zerofit.core.processes import wait_for_end
 from zerofit.core.rank_observation import RankObservation, read_observation
@@ -23,7 +24,7 @@ PATIENCE_S = 120
 class RunningLaunch:
     """A launch that still runs."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProgram
     folder: Path
 
     @property

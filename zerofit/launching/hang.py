@@ -19,7 +19,7 @@ from zerofit.core.rank_observation import Phase, RankObservation, read_observati
 from zerofit.core.rank_record import read_record
 from zerofit.core.units import format_bytes, format_duration
 from zerofit.launching.diagnose import Hang, describe
-from zerofit.launching.stacks import Stack, dump_stacks, stack_file
+from zerofit.launching.stacks import OF_BACKWARD, Stack, dump_stacks, stack_file
 from zerofit.launching.work import LOG_COPIER, WorkMeter, is_stopped
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ _SUSPENDED_S = 30.0
 _REPORT_EVERY_S = 60.0
 _IN_A_STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 _OUTSIDE_STEPS = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
+_PHASES = tuple(Phase)
+_SAME_TIME_S = 5.0
+"""Ranks whose last progress is this close together stopped at the same time: which was first is luck.
+ASSUMPTION."""
 _SHOWN_RANKS = 4
 _MIN_STEP_TIMES = 3
 _KEPT_STEP_TIMES = 1000
@@ -302,8 +306,9 @@ class RunWatch:
         """Return the ranks, that which the others wait for first."""
         calls = self._calls(found)
         same = Counter(calls.values())
+        first_at = min(state.changed_at for state in found.values())
 
-        def key(rank: int) -> tuple[bool, bool, bool, bool, bool, int, bool, int, float]:
+        def key(rank: int) -> tuple[bool, bool, bool, bool, bool, int, bool, bool, int, int, bool, int]:
             state = found[rank]
             return (
                 is_running(state.pid) or state.phase is Phase.ENDED,
@@ -312,9 +317,14 @@ class RunWatch:
                 state.phase is not Phase.ENDED,
                 state.phase is Phase.ENDED and not is_running(state.pid),
                 same[calls[rank]] if calls[rank] else 0,  # the odd one of those that wait
+                # Of as many ranks in each of several collectives, those that left the common way of training.
                 state.phase in _IN_A_STEP,
+                not self._is_of_script(rank),
+                # Behind the others, but by no moment, which differs from run to run.
                 state.step,
-                state.changed_at,
+                _PHASES.index(state.phase),
+                state.changed_at > first_at + _SAME_TIME_S,
+                rank,
             )
 
         return sorted(found, key=key)
@@ -371,7 +381,20 @@ class RunWatch:
 
     def _collective(self, rank: int) -> str | None:
         """Return the collective in which a rank waits; None if it is in none."""
-        return self._stacks[rank].collective if rank in self._stacks else None
+        stack = self._stacks.get(rank, Stack())
+        in_backward = stack.is_backward_without_python and self._is_ahead(rank)
+        return stack.collective or (OF_BACKWARD if in_backward else None)
+
+    def _is_ahead(self, rank: int) -> bool:
+        """Return True if another rank has not called, or not left, the last collective of this one."""
+        called = self._seen[rank][1]
+        waiting = {other for other, stack in self._stacks.items() if stack.collective is not None}
+        counts = {other: num for other, (_, num) in self._seen.items() if other != rank}
+        return any(num < called or (num == called and other in waiting) for other, num in counts.items())
+
+    def _is_of_script(self, rank: int) -> bool:
+        """Return True if a rank waits in a collective that the script asked for, outside of a step's own."""
+        return rank in self._stacks and self._stacks[rank].is_of_script
 
     def _place(self, rank: int) -> str:
         """Return the line of the script that a rank is in, in words; "" if unknown."""

@@ -31,14 +31,24 @@ _WORKER_DUMP_S = 0.1
 _PY_SPY_S = 30.0
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>\S+)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FIRST_OF_PYTHON = "_bootstrap"
+"""The outermost function of a thread that Python has started (threading.py); torch's own have none."""
 _CALLS = ("distributed/distributed_c10d.py", "distributed/rendezvous.py")
 """Files of torch whose functions scripts and libraries call to meet the other ranks."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepspeed/comm/", "/zerofit/ranks/")
 """A rank whose innermost frame is in one of these waits for others."""
+OF_BACKWARD = "all_reduce"
+"""The only collective that C++ calls in a backward pass by itself: DistributedDataParallel averages gradients
+(torch/csrc/distributed/c10d/reducer.cpp). Those of FSDP and DeepSpeed have Python's frames."""
 _AROUND_OTHERS = frozenset(
-    {"wrapped", "wrapper", "inner", "during", "decorate_context", "init", "__init__", *MODULE_CALLS}
+    {"wrapped", "wrapper", "wrapped_fn", "log_wrapper", "inner", "during", "decorate_context", "init"}
 )
-"""Functions of zerofit, accelerate and torch that only call another, or whose name says nothing."""
+"""Functions of zerofit, accelerate, torch and DeepSpeed that only call another, or have no telling name."""
+_STEP_CALLS = frozenset(
+    {"backward", "step", "forward", "clip_grad_norm_", "unscale_gradients", "__iter__", "__next__"}
+    | {"train", "training_step", "train_batch", *MODULE_CALLS}
+)
+"""What all ranks call in each step: functions of torch, accelerate, Trainer and DeepSpeed."""
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")
@@ -59,6 +69,11 @@ class StackFrame:
         return not own or any(part in self.path for part in _LIBRARIES)
 
     @property
+    def is_named(self) -> bool:
+        """True if its function means something to a user who has called it."""
+        return self.function not in _AROUND_OTHERS and not self.function.startswith("_")
+
+    @property
     def place(self) -> str:
         """File and line, relative to the working directory if the file is below it."""
         relative = os.path.relpath(self.path)
@@ -68,25 +83,43 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The frames of a rank's main thread, innermost first; empty if unknown."""
+    """Where a rank is."""
 
     frames: tuple[StackFrame, ...] = ()
+    """Those of its main thread, innermost first; empty if unknown."""
+    backward_frames: tuple[StackFrame, ...] = ()
+    """Those of the thread in which autograd runs the hooks of a backward pass on a GPU."""
 
     @property
     def collective(self) -> str | None:
         """The call in which the rank waits for others, such as "barrier"; None if it is in no such call."""
-        if not self.frames or not any(part in self.frames[0].path for part in _WAITING):
-            return None
-        inside = list(takewhile(lambda frame: any(part in frame.path for part in _WAITING), self.frames))
+        frames = self.backward_frames if self._is_backward else self.frames
+        inside = list(takewhile(lambda frame: any(part in frame.path for part in _WAITING), frames))
         calls = [frame for frame in inside if frame.path.endswith(_CALLS) and frame.function != "wrapper"]
-        return (calls or inside)[-1 if calls else 0].function
+        return (calls or inside)[-1 if calls else 0].function if inside else None
+
+    @property
+    def is_backward_without_python(self) -> bool:
+        """True in a backward pass that runs no Python: if it waits for others, then in OF_BACKWARD."""
+        return self._is_backward and not self.backward_frames
+
+    @property
+    def _is_backward(self) -> bool:
+        return bool(self.frames) and self.frames[0].function == BACKWARD
 
     @property
     def call(self) -> str | None:
-        """What the rank waits in, and where; also a backward pass, whose all-reduces Python does not see."""
-        is_backward = bool(self.frames) and self.frames[0].function == BACKWARD
-        name = self.collective or (BACKWARD if is_backward else None)
+        """What the rank waits in, and where; also a backward pass."""
+        name = self.collective or (BACKWARD if self._is_backward else None)
         return name and f"{name} {self.script}"
+
+    @property
+    def is_of_script(self) -> bool:
+        """True if the script has called for the collective, and no step of training, which all ranks do."""
+        library = list(takewhile(lambda frame: frame.is_library, self.frames))
+        names = [frame.function for frame in library if frame.is_named or frame.function in _STEP_CALLS]
+        own = self.collective is not None and len(library) < len(self.frames)
+        return own and bool(names) and names[-1] not in _STEP_CALLS
 
     @property
     def script(self) -> str | None:
@@ -95,8 +128,10 @@ class Stack:
         for frame in self.frames:
             if not frame.is_library:
                 return frame.place if called is None else f"{called}() at {frame.place}"
-            if frame.function not in _AROUND_OTHERS:
+            if frame.is_named:
                 called = frame.function
+            elif frame.function in MODULE_CALLS:  # the functions inside are hooks of an engine
+                called = self.collective or called
         return None
 
 
@@ -120,7 +155,7 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> dict[int,
         now = {rank: _size(stack_file(folder, rank)) for rank in silent}
         silent = [rank for rank in silent if now[rank] == before[rank] or now[rank] != sizes[rank]]
         sizes.update(now)
-    found = {rank: _read(stack_file(folder, rank), before[rank]) for rank in ranks.keys() - silent}
+    found = {rank: read_stack(stack_file(folder, rank), before[rank]) for rank in ranks.keys() - silent}
     for rank in found:
         _dump_workers(ranks[rank], stack_file(folder, rank))
     if silent and (py_spy := shutil.which("py-spy")):
@@ -132,15 +167,17 @@ def dump_stacks(ranks: Mapping[int, RankObservation], folder: Path) -> dict[int,
     return found
 
 
-def _read(file: Path, begin: int) -> Stack:
-    """Return the stack of the main thread, which faulthandler writes last."""
+def read_stack(file: Path, begin: int) -> Stack:
+    """Return the stack of the main thread, which faulthandler writes last, and of autograd's."""
     text = file.read_bytes()[begin:].decode(errors="replace")
-    *_, main = _THREAD.split(text)
-    return Stack(
-        tuple(
-            StackFrame(found["path"], int(found["line"]), found["function"])
-            for found in _FRAME.finditer(main)
-        )
+    *others, main = (_frames(thread) for thread in _THREAD.split(text))
+    of_torch = (frames for frames in others if frames and frames[-1].function != _FIRST_OF_PYTHON)
+    return Stack(main, next(of_torch, ()))
+
+
+def _frames(thread: str) -> tuple[StackFrame, ...]:
+    return tuple(
+        StackFrame(found["path"], int(found["line"]), found["function"]) for found in _FRAME.finditer(thread)
     )
 
 

@@ -32,7 +32,7 @@ from zerofit.training.step.deepspeed.placeholders import sharded_weight_error
 from zerofit.training.step.sharded_tensors import sharded_tensor_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 _NOISY = "bitsandbytes.backends.cpu.ops"
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(plan_file).parent
     copier = tee_output(folder / "logs" / f"rank{rank}.log")
+    last_exit.at_end = lambda: guard.keep(copier, rank)
     changes = Changes(announce=rank == 0)
 
     def end(exit_code: int, error: BaseException | None) -> None:
@@ -156,6 +157,8 @@ class LastExit:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.at_end: Callable[[], None] = lambda: None
+        """Called before the last flush."""
         atexit.register(self.leave)
 
     def is_forked_child(self) -> bool:
@@ -164,6 +167,8 @@ class LastExit:
 
     def leave(self) -> None:
         """End the process now, after flushing its output."""
+        with contextlib.suppress(Exception):  # whatever it is, the process has to end
+            self.at_end()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

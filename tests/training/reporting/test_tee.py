@@ -184,3 +184,70 @@ def test_a_killed_copier_is_replaced_and_nothing_is_lost(tmp_path: Path, program
     said = "zerofit: the process that copied the output of rank 0 was killed; another goes on"
     assert stderr.splitlines() == [said] * (3 if "range(3)" in program else 1)
     assert sorted(_log(tmp_path)) == sorted(stdout + stderr)
+
+
+_ENDS = """
+from zerofit.training.runner import LastExit
+
+last_exit = LastExit()
+last_exit.exit_code = 0
+last_exit.at_end = lambda: guard.keep(copier, 0)
+"""
+"""The end of a rank, which comes before a guard that a busy machine keeps waiting."""
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("kill_copier().wait()\nprint('b')", "b\n"),
+        ("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nkill_copier().wait()\nprint('b')\nsys.exit()", "b\n"),
+        ("kill_copier(15)\nkill_copier(6).wait()\nos.write(1, b'b')\nprint('c')", "bc\n"),
+        ("import atexit\natexit.register(print, 'last')\nkill_copier().wait()\nprint('b')", "b\nlast\n"),
+        (
+            "kill_copier().wait()\nprint('b', flush=True)\nif os.fork() == 0: sys.exit()\n"
+            "os.wait()\nprint('c')",
+            "b\nc\n",
+        ),
+        ("kill_copier().wait()\nsubprocess.run(['echo', 'a child'])", "a child\n"),
+    ],
+    ids=[
+        "a print",
+        "its children are reaped",
+        "an ignored signal first",
+        "an exit handler",
+        "a fork",
+        "a child",
+    ],
+)
+def test_a_killed_copier_is_replaced_before_the_rank_ends(tmp_path: Path, program: str, printed: str) -> None:
+    process = _start(tmp_path, _GUARDED + _ENDS + program, stderr=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert stdout == printed
+    assert stderr == "zerofit: the process that copied the output of rank 0 was killed; another goes on\n"
+    assert sorted(_log(tmp_path)) == sorted(stdout + stderr)
+
+
+@pytest.mark.parametrize("num_kills", [1, 3])
+def test_what_a_copier_was_writing_when_it_was_killed_is_written_by_the_next(
+    tmp_path: Path, num_kills: int
+) -> None:
+    program = (
+        "import threading\n"
+        "def kill():\n"
+        f"    for _ in range({num_kills}):\n"
+        "        time.sleep(1)\n        kill_copier().wait()\n"
+        "    Path('killed').touch()\n"
+        "threading.Thread(target=kill).start()\n"
+        "for number in range(30_000): print(f'{number:06}')\n"  # three times what two pipes take
+    )
+    process = _start(tmp_path, _GUARDED + program, stderr=subprocess.PIPE)
+    until = time.monotonic() + 120
+    while not (tmp_path / "killed").exists():  # the reader of the output is slow, so that each write waits
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    stdout, stderr = process.communicate(timeout=120)
+    numbers = {f"{number:06}" for number in range(30_000)}
+    assert numbers <= set(stdout.splitlines())
+    assert numbers <= set(_log(tmp_path).splitlines())
+    assert process.returncode == 0, stderr

@@ -1,4 +1,4 @@
-"""A thread in each rank that counts its collectives, and replaces the process that copies its output."""
+"""Threads in each rank that count its collectives, and replace the process that copies its output."""
 
 from __future__ import annotations
 
@@ -16,22 +16,33 @@ if TYPE_CHECKING:
     from zerofit.training.reporting.tee import LogCopier
 
 _EVERY_S = 1.0
-"""ASSUMPTION: short beside any limit, and what a rank prints meanwhile mostly fits into a pipe (64 KiB)."""
+"""ASSUMPTION: short beside any limit."""
 
 
 def start(copier: LogCopier, rank: int) -> None:
-    """Start the thread. It gets no signal: a script's handlers run in the main thread."""
+    """Start the threads. They get no signal: a script's handlers run in the main thread."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    threading.Thread(target=_guard, args=(copier, rank), name="zerofit-guard", daemon=True).start()
+    threading.Thread(target=_count, name="zerofit-guard", daemon=True).start()
+    threading.Thread(target=_keep_copying, args=(copier, rank), name="zerofit-log-guard", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def _guard(copier: LogCopier, rank: int) -> None:
+def keep(copier: LogCopier, rank: int) -> None:
+    """Replace the process that copies the output of this rank if it has been killed, and say so."""
+    if copier.keep():
+        tell(f"zerofit: the process that copied the output of rank {rank} was killed; another goes on")
+
+
+def _keep_copying(copier: LogCopier, rank: int) -> None:
+    while copier.wait():
+        keep(copier, rank)
+        time.sleep(_EVERY_S if copier.is_gone else 0)
+
+
+def _count() -> None:
     pid, counted = os.getpid(), 0
     while os.getpid() == pid:
         time.sleep(_EVERY_S)
-        if copier.keep():
-            tell(f"zerofit: the process that copied the output of rank {rank} was killed; another goes on")
         if (collectives := count_collectives()) != counted:
             counted = collectives
             observe.note_collectives(counted)

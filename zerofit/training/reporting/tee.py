@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import tty
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,35 @@ class LogCopier:
         self._log, self._pipes = log, tuple(pipes)
         self._pid: int | None = pid
         self._has_ended = False
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the process was killed, and no successor could be started."""
+        return self._pid is None
+
+    def wait(self) -> bool:
+        """Wait until the process ends; return False if it has ended because nobody can print any more."""
+        with contextlib.suppress(ChildProcessError):  # the script has reaped it
+            if self._pid is not None and not self._has_ended:
+                os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        return not self._has_ended
 
     def keep(self) -> bool:
-        """Start a successor if the process has been killed, and return True if one was started."""
-        if not self._was_killed():
+        """Start a successor if the process has been killed, and return True if one was started.
+
+        Returns once the successor runs: it copies what this process has printed, even if this process ends.
+        """
+        if os.getpid() != self._owner:  # a child that the script has forked
             return False
+        with self._lock:
+            return self._was_killed() and self._start_successor()
+
+    def _start_successor(self) -> bool:
         descriptors = [self._log, *(end for pipe in self._pipes for end in pipe)]
         if not all(descriptor.is_own() for descriptor in descriptors):  # the script has closed them
+            self._has_ended = True
             return False
         numbers = [descriptor.number for descriptor in descriptors]
         self._pid = None
@@ -51,7 +74,7 @@ class LogCopier:
                 start_new_session=True,
             )
             self._pid = successor.pid
-            successor.returncode = 0  # waited for below: Popen calls it a success if the script reaps it
+            successor.returncode = 0  # waited for here: Popen calls it a success if the script reaps it
         return self._pid is not None
 
     def _was_killed(self) -> bool:
