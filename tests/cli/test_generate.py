@@ -52,6 +52,34 @@ def test_weights_of_torch_save_are_taken(generate_folder: Path, generate_models:
     assert find_model(str(folder)) == folder
 
 
+@pytest.mark.parametrize(
+    ("content", "damage"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "begins with b'version https://git-lfs"),
+        (b"<!doctype html><title>Sign in</title>", "begins with b'<!doctype"),
+        (b"PK\x03\x04 and no end", "is cut off"),
+        (b'{"message": "Access denied"}', "begins with b'{"),
+    ],
+)
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_weights_that_torch_did_not_save_are_incomplete(
+    generate_folder: Path, generate_models: Path, content: bytes, damage: str, is_sharded: bool
+) -> None:
+    folder = generate_folder / "damaged"
+    shutil.copytree(generate_models / "gpt2", folder)
+    (folder / "model.safetensors").unlink()
+    name = "pytorch_model-00001-of-00001.bin" if is_sharded else "pytorch_model.bin"
+    (folder / name).write_bytes(content)
+    if is_sharded:
+        index = {"metadata": {}, "weight_map": {"transformer.wte.weight": name}}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError) as caught:
+        find_model(str(folder))
+    assert caught.value.rule == "model-weights-not-whole"
+    assert caught.value.found.startswith(f"{folder / name} {damage}")
+
+
 def test_a_decoder_has_a_position_for_its_start(generate_folder: Path) -> None:
     """So a completion has one less than there are, as the ranks count too."""
     line = _LINE.replace("--model gpt2", "--model bart")

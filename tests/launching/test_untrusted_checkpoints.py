@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import json
 import os
 import pickle
 import shutil
@@ -22,7 +23,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import filesystem
 
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.checkpoint_pickles import loading_data_only
+from zerofit.core.upstream.checkpoint_pickles import damage_of, loading_data_only
 
 _LOOP = str(Path(__file__).parent / "scripts" / "resumable_loop.py")
 _ZEROFIT = (sys.executable, "-m", "zerofit")
@@ -99,6 +100,50 @@ def test_plain_values_are_loaded(tmp_path: Path, kind: str) -> None:
     with loading_data_only():
         found = torch.load(file, weights_only=False)
     assert str(found) == str(_TAKEN[kind])
+
+
+_DAMAGED: dict[str, bytes] = {
+    "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n",
+    "a page": b"<!DOCTYPE html>\n<html><body>Sign in</body></html>",
+    "JSON": b'{"error": "Repository not found"}',
+    "text": b"Entry not found",
+    "an archive": b"\x1f\x8b\x08\x00\x00\x00\x00\x00",
+}
+
+
+@pytest.mark.parametrize("kind", _DAMAGED)
+def test_a_file_of_another_format_is_damaged_not_distrusted(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "state.pt"
+    file.write_bytes(_DAMAGED[kind])
+    with pytest.raises(UserError) as raised, loading_data_only():
+        torch.load(file, weights_only=False)
+    assert (raised.value.rule, raised.value.found.split(" ")[0]) == ("checkpoint-damaged", str(file))
+    assert damage_of(file) == f"begins with {_DAMAGED[kind][:40]!r}"
+
+
+def test_a_file_that_is_empty_or_cut_off_is_damaged(tmp_path: Path) -> None:
+    for new_format in (True, False):
+        whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
+        torch.save({"a": torch.ones(1000)}, whole, _use_new_zipfile_serialization=new_format)
+        assert damage_of(whole) is None
+        cut.write_bytes(whole.read_bytes()[:-100])
+        assert damage_of(cut) == ("is cut off" if new_format else None)
+    whole.write_bytes(b"")
+    assert damage_of(whole) == "is empty"
+
+
+def test_a_refusal_that_a_library_turns_into_another_error_is_raised(tmp_path: Path) -> None:
+    torch.save(Payload(tmp_path / "ran"), tmp_path / "state.pt")
+
+    def reword() -> None:
+        try:
+            torch.load(tmp_path / "state.pt")
+        except Exception as error:
+            raise OSError("Unable to load weights") from error
+
+    with pytest.raises(UserError, match="more than tensors"), loading_data_only():
+        reword()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_refusal_that_a_library_swallows_is_raised_in_the_end(tmp_path: Path) -> None:
@@ -185,17 +230,61 @@ def test_no_file_of_a_checkpoint_runs_code_in_an_export(saved: Path, tmp_path: P
     assert list(tmp_path.glob("ran-*"))  # the payload works
 
 
-def test_no_file_of_a_checkpoint_runs_code_in_a_generation(saved: Path, tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model")
+def _poison_weights(model: Path, marker: Path, **how: bool) -> None:
     weights = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
-    torch.save([Payload(tmp_path / "ran-weights"), weights], model / "pytorch_model.bin")
-    torch.save(Payload(tmp_path / "ran-arguments"), model / "training_args.bin")
-    shutil.copytree(saved, model / "global_step1")
-    _poison(model / "global_step1", tmp_path)
+    torch.save([Payload(marker), weights], model / "pytorch_model.bin", **how)
+
+
+def _poison_a_shard(model: Path, marker: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names = sorted(weights)
+    files = {name: f"pytorch_model-0000{1 + (name == names[-1])}-of-00002.bin" for name in names}
+    index = {"metadata": {"total_size": 1}, "weight_map": files}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    torch.save({name: weights[name] for name in names[:-1]}, model / files[names[0]])
+    torch.save({names[-1]: weights[names[-1]], "more": Payload(marker)}, model / files[names[-1]])
+
+
+def _poison_adapters(model: Path, marker: Path) -> None:
+    adapters = {"peft_type": "LORA", "r": 2, "target_modules": ["c_attn"], "task_type": "CAUSAL_LM"}
+    named = {"base_model_name_or_path": str(model), **adapters}
+    (model / "adapter_config.json").write_text(json.dumps(named))
+    torch.save({"base_model.model.w": Payload(marker)}, model / "adapter_model.bin")
+
+
+_POISONED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...]]] = {
+    "weights": (_poison_weights, ()),
+    "weights of before torch 1.6": (
+        lambda model, marker: _poison_weights(model, marker, _use_new_zipfile_serialization=False),
+        (),
+    ),
+    "a shard": (_poison_a_shard, ()),
+    "adapters": (_poison_adapters, ()),
+    "weights on two ranks": (_poison_weights, ("--num-processes", "2")),
+    "weights under ZeRO-3": (_poison_weights, ("--num-processes", "2", "--zero-stage", "3")),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "weights" else pytest.param(kind, marks=pytest.mark.slow) for kind in _POISONED],
+)
+def test_no_file_of_a_model_runs_code_in_a_generation(tmp_path: Path, built_ops: None, kind: str) -> None:
+    poison, flags = _POISONED[kind]
+    model = make_model(tmp_path / "model")
+    poison(model, tmp_path / "ran-weights")
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save(Payload(tmp_path / f"ran-{name}"), model / name)
     (tmp_path / "prompts.txt").write_text("a\n")
     words = ("--model", str(model), "--prompts", "prompts.txt", "--out", "out.jsonl")
-    done = generate_run(tmp_path, *words, "--max-new-tokens", "4")
-    assert done.exit_code != 0
-    assert "Traceback" not in done.stderr
+    done = generate_run(tmp_path, *words, "--max-new-tokens", "4", *flags)
+    (log,) = [path.read_text() for path in done.folder.glob("logs/rank0.log")]
+    assert done.exit_code == 2
+    for said in (done.stderr, log):
+        assert "error[checkpoint-not-trusted]" in said
+        assert "it names posix.mkdir" in said
+        assert "name a model with weights in safetensors" in said
+        assert "Traceback" not in said
     assert not list(tmp_path.glob("ran-*"))

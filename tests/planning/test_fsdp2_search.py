@@ -248,15 +248,23 @@ def _tiny_trace(name: str, request: TraceRequest) -> Trace:
     return Trace(request=request, logs=(replace(log, least_micro_batch_size=1),))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "roberta"])
+_FAMILIES = ("llama", "gpt2", "roberta")
+_BOUNDED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "gpt2"),
+    ({"gradient_checkpointing": True}, "gpt2"),
+    ({"gradient_accumulation_steps": 3}, "gpt2"),
+    ({"reshard_after_forward": False}, "llama"),
+    ({"optimizer_offload": OffloadDevice.CPU, "param_offload": OffloadDevice.CPU}, "roberta"),
+)
+"""Fields of a strategy, and the family with which each is tried at each change."""
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "name"),
     [
-        {},
-        {"gradient_checkpointing": True},
-        {"gradient_accumulation_steps": 3},
-        {"reshard_after_forward": False},
-        {"optimizer_offload": OffloadDevice.CPU, "param_offload": OffloadDevice.CPU},
+        pytest.param(fields, name, marks=() if name == quick else pytest.mark.slow)
+        for fields, quick in _BOUNDED
+        for name in _FAMILIES
     ],
 )
 def test_the_bounds_of_fsdp2_need_no_trace_of_it_and_are_never_above_its_estimate(

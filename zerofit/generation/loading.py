@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError, first_line
+from zerofit.core.upstream.checkpoint_pickles import loading_data_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.generation.generation_job import GenerationJob
+
+_CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""c10/core/impl/alloc_cpu.cpp: torch raises a plain RuntimeError."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if the GPU's or the host's memory was too small."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _CPU_OUT_OF_MEMORY in str(error)
 
 
 @contextmanager
@@ -57,17 +70,43 @@ def load_model(job: GenerationJob) -> Any:
 
 
 def _from_pretrained(job: GenerationJob, **more: Any) -> Any:
+    """Return transformers' model. Its files are data, unless its own code, which may load more, is trusted.
+
+    Raises:
+        UserError: a file has code in it or is damaged, or the weights don't belong to the config.
+    """
     import torch
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(job.model, trust_remote_code=job.trust_remote_code)
-    auto_class = (
-        transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    )
-    return auto_class.from_pretrained(
-        job.model,
-        config=config,
-        dtype=getattr(torch, job.dtype),
-        trust_remote_code=job.trust_remote_code,
-        **more,
+    with nullcontext() if job.trust_remote_code else loading_data_only():
+        try:
+            config = transformers.AutoConfig.from_pretrained(
+                job.model, trust_remote_code=job.trust_remote_code
+            )
+            auto_class = (
+                transformers.AutoModelForSeq2SeqLM
+                if config.is_encoder_decoder
+                else transformers.AutoModelForCausalLM
+            )
+            return auto_class.from_pretrained(
+                job.model,
+                config=config,
+                dtype=getattr(torch, job.dtype),
+                trust_remote_code=job.trust_remote_code,
+                **more,
+            )
+        except Exception as error:  # the libraries may raise anything
+            if isinstance(error, UserError) or is_out_of_memory(error):
+                raise
+            raise _not_loaded(job, error) from None
+
+
+def _not_loaded(job: GenerationJob, error: Exception) -> UserError:
+    return UserError(
+        "model-not-loaded",
+        "transformers can't load the model",
+        found=f"--model {job.model}: {type(error).__name__}: {first_line(error)}",
+        why="a file in the folder is damaged, or its weights don't belong to its config.json",
+        fix="download or copy the folder again, and try AutoModelForCausalLM.from_pretrained() on it",
+        exit_code=1,
     )

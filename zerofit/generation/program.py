@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, first_line
+from zerofit.core.upstream.checkpoint_pickles import UNTRUSTED
 from zerofit.generation.generation_job import GenerationJob, job_from_json
-from zerofit.generation.loading import joined_ranks, load_model
+from zerofit.generation.loading import is_out_of_memory, joined_ranks, load_model
 from zerofit.generation.results import kept_results
 from zerofit.ranks.exchange import all_ranks
 
@@ -29,10 +30,10 @@ _FIXES = {
     "generate-prompts-differ": "give the same --prompts on every node",
     "generate-ranks-differ": "give the same flags and files on every node",
     "generate-unknown-token": "leave out --tokenizer, or name the model's own",
+    UNTRUSTED: "name a model with weights in safetensors; if you trust this one, load it in Python with "
+    "weights_only=False and save it by save_pretrained()",
 }
 """Fixes with command-line flags, for errors of zerofit.generate() whose own fix names its arguments."""
-_CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""c10/core/impl/alloc_cpu.cpp: torch raises a plain RuntimeError."""
 _FIRST_SAYS_WITHIN_S = 1.0
 """ASSUMPTION: all ranks raise a common error at about the same time, and rank 0 prints it in less."""
 _LINE_EVERY_S = 30.0
@@ -54,10 +55,10 @@ def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]
 
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        is_of_gpu = isinstance(error, torch.OutOfMemoryError)
-        if not (is_of_gpu or isinstance(error, MemoryError)) and _CPU_OUT_OF_MEMORY not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
+        is_of_gpu = isinstance(error, torch.OutOfMemoryError)
         raise _out_of_memory(job, error, is_of_gpu=is_of_gpu, is_loading=is_loading) from None
     except UserError as error:
         error.fix = _FIXES.get(error.rule, error.fix)

@@ -12,8 +12,8 @@ from tools.fsdp2_page import BY_TORCH, PHASES, difference, peak_of_steps
 FOUND = read_results()["cases"]
 _SOME = (
     "llama-no-n2",
-    "llama-bf16-n2-x4",
-    "llama-bf16-n2-x3-offload",
+    pytest.param("llama-bf16-n2-x4", marks=pytest.mark.slow),
+    pytest.param("llama-bf16-n2-x3-offload", marks=pytest.mark.slow),
     "llama-bf16-n4-copies2",
 )
 _BY_KEY = {case.key: case for case in CASES}

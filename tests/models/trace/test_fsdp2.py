@@ -81,7 +81,7 @@ def test_each_unit_is_gathered_in_forward_and_backward_but_the_tail() -> None:
     assert whole < resharded < 2 * kept
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 64])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3, 64])
 def test_rank_0_holds_its_share_of_each_weight_rounded_up(num_ranks: int) -> None:
     log = _log("llama", _request(Sharding(shard_size=num_ranks)))
     for parameter, shard in zip(log.parameters, log.shards, strict=True):

@@ -11,6 +11,8 @@ import functools
 import importlib
 import pickle
 import re
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -81,6 +83,9 @@ _METADATA = frozenset(
     }
 )
 """What the index of a sharded checkpoint is made of (torch/distributed/checkpoint/metadata.py)."""
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
+"""First bytes of torch.save()'s files: a zip archive, before torch 1.6 a pickle."""
+_SHOWN_BYTES = 40
 
 
 @contextlib.contextmanager
@@ -111,6 +116,10 @@ def loading_data_only() -> Iterator[None]:
     torch.load, filesystem.pickle = load, Index()
     try:
         yield
+    except Exception:
+        if refusals:  # a library may have made another error of it
+            raise refusals[0] from None
+        raise
     finally:
         torch.load, filesystem.pickle = original, pickle
     if refusals:
@@ -175,11 +184,29 @@ class _IndexUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def damage_of(path: Path) -> str | None:
+    """Return why a file can't be one of torch.save(), from its first and last bytes; None if it can."""
+    with path.open("rb") as stream:
+        head = stream.read(_SHOWN_BYTES)
+    if not head:
+        return "is empty"
+    if head.startswith(_ZIP):
+        return None if zipfile.is_zipfile(path) else "is cut off"
+    return None if head.startswith(_PICKLE) else f"begins with {head!r}"
+
+
 def _untrusted(file: Any, said: str) -> UserError:
-    place = (
-        file if isinstance(file, str) or hasattr(file, "__fspath__") else getattr(file, "name", "a stream")
-    )
+    is_named = isinstance(file, str) or hasattr(file, "__fspath__")
+    place = file if is_named else getattr(file, "name", "a stream")
     names = re.findall(r"GLOBAL ([\w.]+)", said)
+    if not names and is_named and (damage := damage_of(Path(file))) is not None:
+        return UserError(
+            "checkpoint-damaged",
+            "a file of the checkpoint was not written by torch.save()",
+            found=f"{file} {damage}",
+            why="a download or copy was interrupted, or left a pointer of Git LFS",
+            fix="copy or download it again: hf download, git lfs pull",
+        )
     needs = f"it names {names[0]}" if names else said.splitlines()[0][:200]
     return untrusted_checkpoint(f"{place}: {needs}")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError
 from zerofit.core.json_text import parse_json
+from zerofit.core.upstream.checkpoint_pickles import damage_of
 from zerofit.data.tokenizer_files import broken_tokenizer, tokenizer_folder
 from zerofit.models.files import locate_config
 from zerofit.models.find import probe_model
@@ -177,8 +178,14 @@ def _check_shards(index: Path, text: str) -> None:
 
 
 def _check_whole(file: Path) -> None:
-    """Check that a safetensors file has the size in its header; no weight is read."""
+    """Check that a file is whole, by its header and its size; no weight is read."""
     if file.suffix != ".safetensors":
+        try:
+            damage = damage_of(file)
+        except OSError as error:
+            damage = f"can't be read: {error.strerror}"
+        if damage is not None:
+            raise _incomplete_weights(f"{file} {damage}")
         return
     from safetensors import SafetensorError, safe_open
 

@@ -15,7 +15,7 @@ import torch
 from captures import LOOP
 from torch import nn
 
-from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.allocation_log import Sharding, TraceRequest
 from zerofit.core.capture import CapturedBatch, CapturedTensor
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.trace.cache import read_trace
@@ -92,6 +92,21 @@ def test_each_request_is_answered_by_a_file_until_nobody_asks(
         assert asker.ask(_line(request, path)) == {"ok": True}
         # neither the capture's default device nor its autocast or no_grad reach the trace
         assert read_trace(path, request) == trace_live(net, _GIVEN, request, has_tokens=False)
+    asker.close()
+    assert not asker.thread.is_alive()
+
+
+def test_fsdp2_is_traced_in_forks_of_the_script_time_and_again(asker: _Asker, tmp_path: Path) -> None:
+    for resharded in (True, False):
+        sharding = Sharding(shard_size=2, reshard_after_forward=resharded)
+        request = dataclasses.replace(_REQUEST, sharding=sharding)
+        found = []
+        for name in ("1.trace", "2.trace"):
+            assert asker.ask(_line(request, tmp_path / name)) == {"ok": True}
+            found.append(read_trace(tmp_path / name, request))
+        assert found[0] == found[1] is not None
+        assert found[0].logs[0].shards
+    assert asker.ask(_line(_REQUEST, tmp_path / "3.trace")) == {"ok": True}
     asker.close()
     assert not asker.thread.is_alive()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import ACCELERATE, REFUSED, Hit, Rule, Severity, declared
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 _DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 _OFFLOAD = f"{_DOCS}#torch.distributed.fsdp.CPUOffloadPolicy"
-_UNMEASURED = replace(REFUSED, not_reproduced="its refusal was not measured beside a run that trains")
 _SHARES_SAMPLES = ("tensor_parallel_size", "sequence_parallel_size", "pipeline_parallel_size")
 
 
@@ -59,7 +57,7 @@ def _with_stage(situation: Situation, strategy: Strategy) -> Iterator[Hit]:
     why="its CPUOffloadPolicy stores shards in host memory; only DeepSpeed's ZeRO-3 offloads to NVMe",
     fix="set {param_offload} to cpu, or use ZeRO-3 for NVMe",
     see=_OFFLOAD,
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 @_under_fsdp2
 def _to_nvme(situation: Situation, strategy: Strategy) -> Iterator[Hit]:
@@ -75,7 +73,7 @@ def _to_nvme(situation: Situation, strategy: Strategy) -> Iterator[Hit]:
     why="its CPUOffloadPolicy moves the shards that the optimizer steps, and with them gradients and states",
     fix="set {optimizer_offload} and {param_offload} to the same, or leave one of them out",
     see=_OFFLOAD,
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 @_under_fsdp2
 def _in_part(situation: Situation, strategy: Strategy) -> Iterator[Hit]:
@@ -92,7 +90,7 @@ def _in_part(situation: Situation, strategy: Strategy) -> Iterator[Hit]:
     why="resharding, state dict types and hybrid sharding belong to FSDP2",
     fix="set {engine} to fsdp2, or leave it out",
     see=f"{ACCELERATE}/utils/dataclasses.py",
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 def _of_another_engine(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
@@ -117,7 +115,7 @@ def _of_another_engine(situation: Situation) -> Iterator[Hit]:
     why="its groups of ranks that share samples are DeepSpeed's, or those of a PyTorch pipeline",
     fix="leave out the groups, or {engine} fsdp2",
     see=f"{ACCELERATE}/parallelism_config.py",
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 @_under_fsdp2
 def _with_groups(situation: Situation, _: Strategy) -> Iterator[Hit]:
@@ -135,7 +133,7 @@ def _with_groups(situation: Situation, _: Strategy) -> Iterator[Hit]:
     why="every copy of the weights is sharded over the same number of ranks",
     fix="set --num-processes to a multiple of --dp-replicate-size",
     see=f"{ACCELERATE}/parallelism_config.py",
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 def _uneven_copies(situation: Situation) -> Iterator[Hit]:
     ranks = situation.ranks
@@ -153,7 +151,7 @@ def _uneven_copies(situation: Situation) -> Iterator[Hit]:
     why="accelerate refuses FSDP2 without ranks to shard over; DDP keeps a copy on each rank",
     fix="set --dp-replicate-size to the number of nodes, or leave out --dp-replicate-size and {engine} fsdp2",
     see=f"{ACCELERATE}/parallelism_config.py",
-    evidence=_UNMEASURED,
+    evidence=REFUSED,
 )
 def _no_shards(situation: Situation) -> Iterator[Hit]:
     ranks = situation.ranks

@@ -106,9 +106,7 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
     "that does it first waits for those that wait for it",
     fix="create the model outside of it; downloading and datasets may stay inside",
     see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-    evidence=replace(
-        HANGS, not_reproduced="reported in accelerate#3709; a run that hangs was not measured here"
-    ),
+    evidence=HANGS,
 )
 @at_stages(ZeroStage.PARAMETERS)
 def _made_by_one_rank(situation: Situation) -> Iterator[Hit]:
