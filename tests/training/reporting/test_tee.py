@@ -200,7 +200,10 @@ last_exit.at_end = lambda: guard.keep(copier, 0)
     ("program", "printed"),
     [
         ("kill_copier().wait()\nprint('b')", "b\n"),
-        ("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nkill_copier().wait()\nprint('b')\nsys.exit()", "b\n"),
+        (
+            "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nkill_copier().wait()\nprint('b')\nsys.exit()",
+            "b\n",
+        ),
         ("kill_copier(15)\nkill_copier(6).wait()\nos.write(1, b'b')\nprint('c')", "bc\n"),
         ("import atexit\natexit.register(print, 'last')\nkill_copier().wait()\nprint('b')", "b\nlast\n"),
         (
