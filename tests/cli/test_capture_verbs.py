@@ -262,6 +262,74 @@ def test_a_check_really_runs_the_script_up_to_its_training(zerofit_fork: RunZero
     assert zerofit_fork("check", "ds_config.json", "train.py", cwd=folder).returncode == 0
 
 
+_SHARDED_SCRIPT = """\
+import torch
+from accelerate import Accelerator
+from transformers import AutoConfig, AutoModelForCausalLM
+
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("llama"))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.utils.data.DataLoader(torch.arange(32 * 16).view(32, 16), batch_size=4)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for ids in data:
+    accelerator.backward(model(input_ids=ids, labels=ids).loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_OF_FSDP2 = (
+    *("weight shards", "gradients", "optimizer states"),
+    *("gathered weights", "all-gather buffer", "reduce-scatter buffers", "gathered state dict"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--mixed-precision", "bf16"),
+        ("--mixed-precision", "no"),
+        ("--mixed-precision", "bf16", "--no-reshard-after-forward"),
+        ("--mixed-precision", "bf16", "--gradient-checkpointing"),
+        ("--mixed-precision", "bf16", "--offload-optimizer", "cpu", "--offload-param", "cpu"),
+        ("--mixed-precision", "bf16", "--state-dict-type", "full"),
+    ],
+)
+def test_a_captured_script_holds_under_fsdp2_what_its_described_model_does(
+    zerofit_fork: RunZerofit, folder: Path, flags: tuple[str, ...]
+) -> None:
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 512}
+    LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2).save_pretrained(folder / "llama")
+    (folder / "train.py").write_text(_SHARDED_SCRIPT)
+    fixed = ("--engine", "fsdp2", "--micro-batch-size", "4", "--optimizer", "adamw")
+    if "--gradient-checkpointing" not in flags:
+        fixed = (*fixed, "--no-gradient-checkpointing")
+    plan = ("plan", *_GPUS, *fixed, "--json")
+    named = ("--model", "llama", "--seq-len", "16", "--global-batch-size", "8")
+
+    def held(*target: str) -> dict[str, dict[str, int]]:
+        done = zerofit_fork(*plan, *flags, *target, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        (found,) = json.loads(done.stdout)["plans"]
+        terms = {
+            phase["phase"]: {term["name"]: term["num_bytes"] for term in phase["terms"]}
+            for phase in found["chosen"]["estimate"]["device"]["phases"]
+        }
+        phases = (
+            "initialise",
+            "forward",
+            "step",
+            "save",
+        )  # where the backward pass peaks depends on the mask
+        return {phase: {name: terms[phase].get(name, 0) for name in _OF_FSDP2} for phase in phases}
+
+    captured = held("train.py")
+    assert captured == held(*named)
+    assert captured["forward"]["gathered weights"] > 0
+
+
 def test_a_check_knows_what_a_captured_script_can_not_take(
     run: _Run, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

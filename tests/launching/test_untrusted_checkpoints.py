@@ -247,13 +247,6 @@ def _poison_a_shard(model: Path, marker: Path) -> None:
     torch.save({names[-1]: weights[names[-1]], "more": Payload(marker)}, model / files[names[-1]])
 
 
-def _poison_adapters(model: Path, marker: Path) -> None:
-    adapters = {"peft_type": "LORA", "r": 2, "target_modules": ["c_attn"], "task_type": "CAUSAL_LM"}
-    named = {"base_model_name_or_path": str(model), **adapters}
-    (model / "adapter_config.json").write_text(json.dumps(named))
-    torch.save({"base_model.model.w": Payload(marker)}, model / "adapter_model.bin")
-
-
 _POISONED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...]]] = {
     "weights": (_poison_weights, ()),
     "weights of before torch 1.6": (
@@ -261,7 +254,6 @@ _POISONED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...]]] = {
         (),
     ),
     "a shard": (_poison_a_shard, ()),
-    "adapters": (_poison_adapters, ()),
     "weights on two ranks": (_poison_weights, ("--num-processes", "2")),
     "weights under ZeRO-3": (_poison_weights, ("--num-processes", "2", "--zero-stage", "3")),
 }
@@ -280,7 +272,7 @@ def test_no_file_of_a_model_runs_code_in_a_generation(tmp_path: Path, built_ops:
     (tmp_path / "prompts.txt").write_text("a\n")
     words = ("--model", str(model), "--prompts", "prompts.txt", "--out", "out.jsonl")
     done = generate_run(tmp_path, *words, "--max-new-tokens", "4", *flags)
-    (log,) = [path.read_text() for path in done.folder.glob("logs/rank0.log")]
+    log = (done.run_folder / "logs" / "rank0.log").read_text()
     assert done.exit_code == 2
     for said in (done.stderr, log):
         assert "error[checkpoint-not-trusted]" in said
