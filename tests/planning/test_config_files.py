@@ -174,7 +174,7 @@ class _Heard(Observer):
     [
         ({"scheduler": _WARMUP}, "two-schedulers (ds.json:1)"),
         ({"optimizer": _ADAM}, "two-optimizers (ds.json:1)"),
-        ({"scheduler": _AUTO}, f"{_SECOND}, two-schedulers (ds.json:1)"),
+        ({"scheduler": _AUTO}, f"two-schedulers (ds.json:1), {_SECOND}"),
         (
             {"optimizer": _ADAM, "scheduler": _WARMUP},
             "two-optimizers (ds.json:1), two-schedulers (ds.json:1)",
