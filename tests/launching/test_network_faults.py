@@ -106,7 +106,8 @@ def test_a_time_out_half_an_hour_later_is_a_consequence() -> None:
             f"{_NCCL}NET/IB : Got completion from peer 10.9.1.4<5> with error 5, opcode 0, vendor err 249\n",
             "peer-lost",
         ),
-        (f"{_REMOTE}{_ABORTED}", "peer-lost"),
+        (f"{_REMOTE}{_ABORTED}", "remote-error"),
+        (_REMOTE, "remote-error"),
         (
             "what():  CUDA error: an illegal memory access was encountered\nAborted (core dumped)\n",
             "illegal-memory-access",

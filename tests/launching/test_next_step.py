@@ -13,6 +13,7 @@ from zerofit.cli.explain import explained
 from zerofit.cli.output.explanation import explanation_json, explanation_text
 from zerofit.launching.explain import explain_bytes
 from zerofit.launching.explain_run import RunExplanation
+from zerofit.launching.failures import failures
 from zerofit.launching.next_step import restart_words
 from zerofit.launching.run_folder import RunFolder, note_launcher
 
@@ -169,3 +170,25 @@ def test_a_killed_run_names_the_command_that_starts_it_again(
     assert explained(str(run)).restart is None  # its launcher, this process, is alive
     (run / "command.sh").unlink()
     assert restart_words(run) is None
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "slurmstepd: error: *** JOB 71 ON n1 CANCELLED AT 2026-10-01T08:00:14 DUE TO TIME LIMIT ***\n",
+        "slurmstepd: error: *** STEP 71.0 ON n1 CANCELLED AT 2026-10-01T08:00:14 DUE TO TIME LIMIT ***\n",
+        "=>> PBS: job killed: walltime 3601 exceeded limit 3600\n",
+        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n",
+        "step 9\nJob was active longer than specified deadline: DeadlineExceeded\n",
+    ],
+)
+def test_the_hint_of_a_time_limit_ends_no_job_early(log: str) -> None:
+    assert "[time-limit, confidence high]" in _text(log)
+    fix = _row(log, "next")
+    assert "zerofit submit" in fix
+    assert "trap" in fix
+
+
+def test_no_hint_names_a_signal_without_its_trap() -> None:
+    hints = [failure.fix for failure in failures().values() if "--signal" in failure.fix]
+    assert [hint for hint in hints if "trap" not in hint] == []

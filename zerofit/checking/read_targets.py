@@ -443,8 +443,10 @@ class _Reading:
         from zerofit.checking.inputs.line_files import lines_of_file  # imported only if needed
 
         file = self._add(name, TargetFile(name=name, kind=FileKind.LINES, named_by=named_by))
+        content = self._content(name, data)
         try:
-            lines = lines_of_file(name, data.decode("utf-8"), started=started)
+            text = content if isinstance(content, str) else content.decode("utf-8")
+            lines = lines_of_file(name, text, started=started)
         except ValueError:
             if named_by is not None:
                 return file
@@ -455,7 +457,7 @@ class _Reading:
         job_line = next((line for line in lines if line.job is not None), None)
         if job_line is not None and not num_lines:
             self.runs.append(self._of_line_alone(job_line))  # its header is checked
-        self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines)
+        self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines, shell_text=text)
         return file
 
     def _content(self, name: str, data: bytes) -> bytes | str:

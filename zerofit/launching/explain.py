@@ -106,8 +106,9 @@ _SOUNDS_DONE = re.compile(
     r"|exit(ed)? (with )?(code )?0\b|\b100%\||wandb: "
 )
 """Last lines of runs that came to their end: Trainer's, tqdm's, wandb's, and scripts'. ASSUMPTION."""
-_PEER_LOST, _RANK_FAILED = "peer-lost", "rank-failed"
-_OF_SEVERAL_RANKS = (_PEER_LOST, _TIMED_OUT)
+_LOSES_PEER = ("peer-lost", "remote-error")
+_RANK_FAILED = "rank-failed"
+_OF_SEVERAL_RANKS = (*_LOSES_PEER, _TIMED_OUT)
 """Failures that a rank alone can't have: the connection that it lost is of its own, to a server."""
 
 
@@ -290,7 +291,7 @@ class LogReader:
             elif failure.id == GPU_IS_FULL and self.full is None:
                 self.full = said
             self._note_time_out(said, at, torch_rank)
-            if failure.role is Role.ROOT or failure.id == _PEER_LOST:
+            if failure.role is Role.ROOT or failure.id in _LOSES_PEER:
                 self.failed_otherwise |= {number for number in (torch_rank, rank) if number is not None}
             frame, script = (_frame_shown(frames), _script_of(frames)) if is_exception else (None, None)
             self._note(

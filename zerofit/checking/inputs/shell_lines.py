@@ -42,6 +42,8 @@ _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d+):?[-=](.*)\}", re.DOTALL)
 _OWN_NAME = re.compile(r"\$\{?0|BASH_SOURCE")
 _REFERENCE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _POSITIONAL = re.compile(r"\$\{?([1-9@*#])\}?")
+_SUBSTITUTED = re.compile(r"\$\((?!\()|`")
+"""The beginning of the output of a command in a value."""
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 _OF_FIRST_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables of a task, which are 0 in the batch shell: it is the job's first task, on its first node."""
@@ -299,7 +301,21 @@ class _Shell:
             if text is None:
                 self.add(fields, breaks)
             else:
-                self.run_text(text, at=fields[0][1], outer=tuple(word for word, _ in fields if word != text))
+                self.run_quoted(words, outer=tuple(word for word, _ in fields if word != text))
+
+    def run_quoted(self, words: list[ShellWord], *, outer: tuple[str, ...]) -> None:
+        """Take over the lines of the text behind bash -c, each at its own line of the file."""
+        written = [replace(word, pieces=tuple(map(_as_in_file, word.pieces))) for word in words]
+        fields = [pair for word in written for pair in self.fields(word)]
+        text = text_of_shell([text for text, _ in fields])
+        assert text is not None, "the caller has looked"
+        line = next(line for field, line in fields if field == text)
+        pieces = (piece for word in written for piece in word.pieces)
+        is_whole = text.count("\n") == sum(piece.text.count("\n") for piece in pieces)
+        if is_whole:
+            self.run_text(text, at=line, outer=outer, is_in_place=True)
+        else:
+            self.run_text(text, at=fields[0][1], outer=outer)
 
     def run_text(
         self,
@@ -309,9 +325,10 @@ class _Shell:
         outer: tuple[str, ...] = (),
         is_heredoc: bool = False,
         is_literal: bool = False,
+        is_in_place: bool = False,
     ) -> None:
         """Take over the lines of a text that another shell runs: behind eval or bash -c, or in a heredoc."""
-        offset = self.offset + (at if is_heredoc else 0)
+        offset = self.offset + (at if is_heredoc else at - 1 if is_in_place else 0)
         job = self.job
         if is_heredoc and outer and program_of(outer[0]) == "sbatch":
             job, outer = batch_job(text, name=self.name, first_line=offset + 1, is_literal=is_literal), ()
@@ -327,7 +344,8 @@ class _Shell:
         inner.exported = set(self.exported)
         inner.arguments = self.arguments if not outer else None
         inner.run(shell_commands(text))
-        self.lines += inner.lines if is_heredoc else (self.at_line(line, at) for line in inner.lines)
+        has_places = is_heredoc or is_in_place
+        self.lines += inner.lines if has_places else (self.at_line(line, at) for line in inner.lines)
 
     def add(self, fields: list[_Word], breaks: tuple[tuple[int, str, BreakCause], ...]) -> None:
         if fields:
@@ -436,6 +454,8 @@ class _Shell:
         if piece.kind is PieceKind.ARRAY:
             return list(_as_words(value))
         text = value if isinstance(value, str) else next(iter(value), "")
+        if _SUBSTITUTED.search(text) is not None:
+            return [f"${piece.text}"]  # only the run knows the value
         return [text] if piece.is_quoted else text.split()
 
     def remember(self, name: str) -> None:
@@ -466,7 +486,7 @@ class _Shell:
             return [_in_folder(str(PurePosixPath(self.name).parent), *[".."] * above)]
         if piece.text in ("$(pwd)", "`pwd`"):
             return ["."]
-        return [re.sub(r"\s+", "", piece.text) or "$"]
+        return [re.sub(r"\s+", " ", piece.text) or "$"]
 
     def positional(self, name: str, *, is_quoted: bool) -> list[str]:
         """Return the words that one of the script's own arguments expands to, or all of them."""
@@ -524,6 +544,11 @@ def _in_folder(folder: str, *parts: str) -> str:
 def _unquoted_start(word: ShellWord) -> str:
     piece = word.pieces[0] if word.pieces else None
     return piece.text if piece is not None and piece.kind is PieceKind.TEXT and not piece.is_quoted else ""
+
+
+def _as_in_file(piece: Piece) -> Piece:
+    r"""Return a text with the \ and line ends that the shell removes from it."""
+    return piece if piece.source is None else replace(piece, text=piece.source)
 
 
 def _as_words(value: _Value) -> tuple[str, ...]:

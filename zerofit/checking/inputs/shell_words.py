@@ -62,6 +62,8 @@ class Piece:
     text: str
     """The text, the variable's name, or the expansion as written."""
     is_quoted: bool
+    source: str | None = None
+    r"""A text in double quotes with each \ and line end that the shell removes; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,20 +250,27 @@ class _Splitter:
 
     def double_quoted(self) -> list[Piece]:
         """Read up to behind the closing quote."""
-        pieces, plain = list[Piece](), ""
+        pieces, plain, source = list[Piece](), "", ""
+
+        def text() -> Piece:
+            kept = source if source != plain and "\\\n" in source else None
+            return Piece(kind=PieceKind.TEXT, text=plain, is_quoted=True, source=kept)
+
         while self.at < len(self.text) and self.text[self.at] != '"':
             char = self.text[self.at]
             if char == "\\" and self.text[self.at + 1 : self.at + 2] in ("\n", '"', "\\", "$", "`"):
                 plain += self.text[self.at + 1].replace("\n", "")
+                source += self.text[self.at + 1].replace("\n", "\\\n")
                 self.skip(2)
             elif char in "$`":
-                pieces += [_text(plain, is_quoted=True), self.expansion(is_quoted=True)]
-                plain = ""
+                pieces += [text(), self.expansion(is_quoted=True)]
+                plain = source = ""
             else:
                 plain += char
+                source += char
                 self.skip(1)
         self.skip(1)
-        return [*pieces, _text(plain, is_quoted=True)]
+        return [*pieces, text()]
 
     def expansion(self, *, is_quoted: bool) -> Piece:
         """Read what begins with $ or a backquote."""
