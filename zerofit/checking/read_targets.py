@@ -443,9 +443,8 @@ class _Reading:
         from zerofit.checking.inputs.line_files import lines_of_file  # imported only if needed
 
         file = self._add(name, TargetFile(name=name, kind=FileKind.LINES, named_by=named_by))
-        content = self._content(name, data)
         try:
-            text = content if isinstance(content, str) else content.decode("utf-8")
+            text = self._overlay.get(os.path.realpath(name)) or data.decode("utf-8")
             lines = lines_of_file(name, text, started=started)
         except ValueError:
             if named_by is not None:
@@ -454,8 +453,7 @@ class _Reading:
         num_lines = self._read_lines(lines)
         if not self.runs and named_by is None:
             self.notes.append(f"{name}, which has no launch line")
-        job_line = next((line for line in lines if line.job is not None), None)
-        if job_line is not None and not num_lines:
+        if not num_lines and (job_line := next((line for line in lines if line.job is not None), None)):
             self.runs.append(self._of_line_alone(job_line))  # its header is checked
         self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines, shell_text=text)
         return file

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.core.secrets import masked_text
 from zerofit.launching.collectives import (
     group_of_rank,
     in_their_groups,
@@ -26,8 +25,8 @@ from zerofit.launching.collectives import (
     waits,
 )
 from zerofit.launching.failures import GPU_IS_FULL, KnownFailure, Role, failure_of, failures, shows_nothing
-from zerofit.launching.frames import PYTHON, frame_in
-from zerofit.launching.log_lines import read_lines
+from zerofit.launching.frames import PYTHON, frame_in, script_of
+from zerofit.launching.log_lines import LONGEST_SHOWN, read_lines, shown_line
 from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
 from zerofit.launching.next_step import completed
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
@@ -99,8 +98,6 @@ _MOST_FRAMES = 1000
 """Frames of a traceback that are kept: Python's default limit of recursion."""
 _SHOWN_LINES = 3
 _UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
-_LONGEST_SHOWN = 240
-_SENTENCE_ENDS = re.compile(r"[.;:!?] ")
 _SOUNDS_DONE = re.compile(
     r"(?i)train_runtime|\b(finish(ed|es)?|completed?|done|saved|success\w*|ended|succeeded)\b"
     r"|exit(ed)? (with )?(code )?0\b|\b100%\||wandb: "
@@ -282,7 +279,7 @@ class LogReader:
             at = EvidenceLine(
                 file=name,
                 line=line.number,
-                text=_shown(said),
+                text=shown_line(said),
                 rank=own,
                 moment=before.moment() or ended_at,
             )
@@ -293,14 +290,14 @@ class LogReader:
             self._note_time_out(said, at, torch_rank)
             if failure.role is Role.ROOT or failure.id in _LOSES_PEER:
                 self.failed_otherwise |= {number for number in (torch_rank, rank) if number is not None}
-            frame, script = (_frame_shown(frames), _script_of(frames)) if is_exception else (None, None)
+            frame, script = (_frame_shown(frames), script_of(frames)) if is_exception else (None, None)
             self._note(
                 LoggedFailure(failure=failure, at=at, frame=frame, script=script), traceback, is_exception
             )
         if line is not None:
             self.num_lines += line.number
             self.ends.append(
-                EvidenceLine(file=name, line=line.number, text=_shown(line.text.strip()), rank=rank)
+                EvidenceLine(file=name, line=line.number, text=shown_line(line.text.strip()), rank=rank)
             )
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
@@ -328,7 +325,7 @@ class LogReader:
             del traceback.frames[:-_MOST_FRAMES]
             return True
         if traceback.frames and not traceback.frames[-1].code:
-            traceback.frames[-1] = replace(traceback.frames[-1], code=said.strip()[:_LONGEST_SHOWN])
+            traceback.frames[-1] = replace(traceback.frames[-1], code=said.strip()[:LONGEST_SHOWN])
         if traceback.named is not None and not said.startswith(traceback.named):
             traceback.num_lines += 1
             return traceback.num_lines < _KEPT_LINES
@@ -493,33 +490,13 @@ def _frame_shown(frames: Sequence[Frame]) -> str | None:
     return None if shown is None else shown.place
 
 
-def _script_of(frames: Sequence[Frame]) -> str | None:
-    """Return the user's script that a traceback begins in."""
-    first = next((frame for frame in frames if frame.module is None), None)
-    is_script = first is not None and first.function == "<module>" and first.path.endswith(".py")
-    return first.path if first is not None and is_script else None
-
-
-def _shown(said: str) -> str:
-    """Return a line as shown: a long one is cut behind a sentence, or else behind a word."""
-    masked = masked_text(said, most=_LONGEST_SHOWN + 1)
-    if len(masked) <= _LONGEST_SHOWN:
-        return masked
-    masked = masked[:_LONGEST_SHOWN]
-    ends = [found.start() + 1 for found in _SENTENCE_ENDS.finditer(masked)]
-    if ends and ends[-1] > _LONGEST_SHOWN // 2:
-        return f"{masked[: ends[-1]]} ..."
-    words, space, _ = masked.rpartition(" ")
-    return f"{words} ..." if space and len(words) > _LONGEST_SHOWN // 2 else masked
-
-
 def _last_frames(before: deque[LogLine]) -> list[Frame]:
     """Return the frame just before the last line's exception, of the same rank."""
     read = (earlier.rank_and_text for earlier in reversed(before))
     rank, after = next(read)
     for said in islice((said for of_line, said in read if of_line == rank), _FRAME_AWAY - 1):
         if frame := frame_in(said):
-            return [replace(frame, code=after.strip()[:_LONGEST_SHOWN])]
+            return [replace(frame, code=after.strip()[:LONGEST_SHOWN])]
         after = said
     return []
 

@@ -14,13 +14,19 @@ from zerofit.checking.inputs.batch_jobs import batch_job, with_options
 from zerofit.checking.inputs.programs import (
     file_of_shell,
     is_launch_line,
+    lacks_script,
     program_of,
     runs_heredoc,
     text_of_shell,
     variable_as_command,
     without_wrappers,
 )
-from zerofit.checking.inputs.shell_variables import ShellVariables, arithmetic, variables_of
+from zerofit.checking.inputs.shell_variables import (
+    ShellVariables,
+    arithmetic,
+    sets_arguments,
+    variables_of,
+)
 from zerofit.checking.inputs.shell_words import (
     BreakCause,
     LineBreak,
@@ -56,7 +62,6 @@ _PASSED = (*_BRANCHING, "if", "then", "do", "while", "until", "!", "{", "time")
 """Words before a command."""
 _KEYWORDS = frozenset((*_PASSED, *_OPENING, *_CLOSING, "function"))
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
-_LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -278,19 +283,19 @@ class _Shell:
         *,
         is_conditional: bool,
     ) -> None:
-        assigned = [word for word in words if _ASSIGNED.match(_unquoted_start(word))]
+        assigned = [word for word in words if _ASSIGNED.match(word.unquoted_start)]
         first = words[0].plain if words else ""
         if first in _DECLARING or len(assigned) == len(words):
             for word in assigned:
                 self.assign(word, is_conditional=is_conditional)
             if first == "export":
-                self.exported.update(_unquoted_start(word).partition("=")[0] for word in words[1:])
+                self.exported.update(word.unquoted_start.partition("=")[0] for word in words[1:])
         elif first == "cd":
             target = self.text(words[1]) if len(words) > 1 else "$HOME"
             self.folder = _in_folder(self.folder, target) if "$" not in target else ""
         elif first in ("read", "unset", "mapfile", "readarray"):
             self.forget(word.plain for word in words[1:])
-        elif first == "shift" or (first == "set" and _sets_arguments([word.plain for word in words[1:]])):
+        elif first == "shift" or (first == "set" and sets_arguments([word.plain for word in words[1:]])):
             self.lose_arguments()
         elif first == "eval":
             texts = [text for word in words[1:] for text, _ in self.fields(word)]
@@ -298,24 +303,22 @@ class _Shell:
         else:
             fields = [pair for word in words for pair in self.fields(word)]
             text = text_of_shell([text for text, _ in fields])
+            outer = tuple(word for word, _ in fields if word != text)
             if text is None:
                 self.add(fields, breaks)
             else:
-                self.run_quoted(words, outer=tuple(word for word, _ in fields if word != text))
+                self.run_quoted(words, outer=outer)
 
     def run_quoted(self, words: list[ShellWord], *, outer: tuple[str, ...]) -> None:
         """Take over the lines of the text behind bash -c, each at its own line of the file."""
-        written = [replace(word, pieces=tuple(map(_as_in_file, word.pieces))) for word in words]
+        written = [word.in_file for word in words]
         fields = [pair for word in written for pair in self.fields(word)]
         text = text_of_shell([text for text, _ in fields])
         assert text is not None, "the caller has looked"
         line = next(line for field, line in fields if field == text)
-        pieces = (piece for word in written for piece in word.pieces)
-        is_whole = text.count("\n") == sum(piece.text.count("\n") for piece in pieces)
-        if is_whole:
-            self.run_text(text, at=line, outer=outer, is_in_place=True)
-        else:
-            self.run_text(text, at=fields[0][1], outer=outer)
+        num_breaks = sum(piece.text.count("\n") for word in written for piece in word.pieces)
+        is_whole = text.count("\n") == num_breaks  # a variable's value may have more
+        self.run_text(text, at=line if is_whole else fields[0][1], outer=outer, is_in_place=is_whole)
 
     def run_text(
         self,
@@ -344,8 +347,9 @@ class _Shell:
         inner.exported = set(self.exported)
         inner.arguments = self.arguments if not outer else None
         inner.run(shell_commands(text))
-        has_places = is_heredoc or is_in_place
-        self.lines += inner.lines if has_places else (self.at_line(line, at) for line in inner.lines)
+        self.lines += (
+            inner.lines if is_heredoc or is_in_place else (self.at_line(line, at) for line in inner.lines)
+        )
 
     def add(self, fields: list[_Word], breaks: tuple[tuple[int, str, BreakCause], ...]) -> None:
         if fields:
@@ -401,7 +405,7 @@ class _Shell:
 
     def assign(self, word: ShellWord, *, is_conditional: bool) -> None:
         """Take over NAME=value, NAME+=value or NAME=(...)."""
-        match = _ASSIGNED.match(_unquoted_start(word))
+        match = _ASSIGNED.match(word.unquoted_start)
         assert match is not None, "the caller has matched it"
         name, is_added = match[1], bool(match[2])
         first, *rest = word.pieces
@@ -529,26 +533,9 @@ class _Shell:
             self.run_text(text, at=command.last_line, outer=outer, is_heredoc=True, is_literal=is_literal)
 
 
-def _sets_arguments(words: Sequence[str]) -> bool:
-    """Return True if `set` gives the script other arguments, as `set -euo pipefail` does not."""
-    pairs = zip(("", *words), words, strict=False)
-    names = (word for before, word in pairs if not re.fullmatch(r"[-+][a-z]*o", before))
-    return any(word == "--" or not word.startswith(("-", "+")) for word in names)
-
-
 def _in_folder(folder: str, *parts: str) -> str:
     """Return a folder below another, as cd reaches it."""
     return str(PurePosixPath(folder, *parts))
-
-
-def _unquoted_start(word: ShellWord) -> str:
-    piece = word.pieces[0] if word.pieces else None
-    return piece.text if piece is not None and piece.kind is PieceKind.TEXT and not piece.is_quoted else ""
-
-
-def _as_in_file(piece: Piece) -> Piece:
-    r"""Return a text with the \ and line ends that the shell removes from it."""
-    return piece if piece.source is None else replace(piece, text=piece.source)
 
 
 def _as_words(value: _Value) -> tuple[str, ...]:
@@ -602,17 +589,10 @@ def _cause(command: ShellCommand, behind: ShellCommand) -> BreakCause | None:
         if not is_flag and not (is_next and (first.text.startswith("$") or first.plain.endswith(".py"))):
             return None
         return BreakCause.BLANK_BEHIND
-    if not is_flag and not (first.plain.endswith(".py") and _lacks_script(command)):
+    if not is_flag and not (
+        first.plain.endswith(".py") and lacks_script([word.text for word in command.words])
+    ):
         return None
     if last in command.comment_lines:
         return BreakCause.COMMENT
     return BreakCause.EMPTY_LINE if command.words[-1].line < last else BreakCause.MISSING
-
-
-def _lacks_script(command: ShellCommand) -> bool:
-    """Return True for a line of a launcher that names no script yet."""
-    texts = [word.text for word in command.words]
-    is_launch = any(text.rpartition("/")[2] in _LAUNCHERS for text in texts)
-    return is_launch and not any(
-        text.endswith(".py") or text.startswith("$") or text in ("-m", "--module") for text in texts
-    )

@@ -6,7 +6,7 @@ What a word expands to is left to shell_lines.py.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,18 @@ class ShellWord:
     def text(self) -> str:
         """The word with its expansions as written, without quotes."""
         return "".join(_written(piece) for piece in self.pieces)
+
+    @property
+    def unquoted_start(self) -> str:
+        """The text that it begins with, if that is not quoted; empty for any other."""
+        piece = self.pieces[0] if self.pieces else None
+        return piece.text if piece and piece.kind is PieceKind.TEXT and not piece.is_quoted else ""
+
+    @property
+    def in_file(self) -> ShellWord:
+        r"""The word with each \ and line end that the shell removes from a text in double quotes."""
+        kept = (piece if piece.source is None else replace(piece, text=piece.source) for piece in self.pieces)
+        return replace(self, pieces=tuple(kept))
 
     @property
     def plain(self) -> str:

@@ -355,7 +355,9 @@ def _prepares_iterator(situation: Situation) -> Iterator[Hit]:
 @at_stages(*EVERY_STAGE)
 def _dummy_without_section(situation: Situation) -> Iterator[Hit]:
     script = situation.script
-    for call in script.find(Action.MAKE_DUMMY_SCHEDULER) if script else ():
+    if script is None:
+        return
+    for call in script.find(Action.MAKE_DUMMY_SCHEDULER):
         if "lr_scheduler_callable" in call.given:
             continue
         if call.without_section is not None:
