@@ -36,7 +36,7 @@ def test_log_ends_with_cause_line_and_what_to_type(tmp_path: Path) -> None:
         "why:    weights, gradients, optimizer states and activations together need more than the GPU has",
         "next:   zerofit plan --gpus 8xA100-80G SCRIPT, with the GPUs that the run had, names the strategy "
         "that fits; by hand: halve the micro-batch and double the accumulation, switch on gradient "
-        "checkpointing, raise the ZeRO stage",
+        "checkpointing, raise the ZeRO stage (on several GPUs)",
     ]
 
 
@@ -181,14 +181,15 @@ def _timeout(rank: int, number: int, kind: str = "ALLREDUCE", group: str = "") -
             _timeout(0, 7) + _timeout(3, 7) + _timeout(1, 6, "BROADCAST"),
             [
                 "rank 1 waited in collective number 6, BROADCAST, behind ranks 0, 3 in number 7, ALLREDUCE",
-                "the log has no failure of rank 2: only its own log tells where it was",
+                "the log has no failure of rank 2, nor of any rank above 3: only their own logs tell "
+                "where they were",
             ],
         ),
         (
             _timeout(0, 7) + "[rank1]: ValueError: mine\n",
             [
-                "rank 1 reported no time-out, while rank 0 waited in collective number 7, ALLREDUCE: "
-                "look there first"
+                "rank 1 reported another failure and no time-out, while rank 0 waited in collective number "
+                "7, ALLREDUCE: look there"
             ],
         ),
         (_timeout(0, 7) + _timeout(1, 7), []),

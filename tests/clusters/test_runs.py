@@ -75,8 +75,9 @@ def test_a_killed_zerofit_is_seen_by_every_verb(
     below, name = launch.below(), launch.run_folder.name
     assert "running" in runs("list").stdout
     launch.process.kill()
-    launch.end()
+    _, said = launch.end()
     assert_all_gone(below)
+    assert "BrokenPipeError" not in said  # of the process that wanted to report to it
 
     killed = f"zerofit itself, process {launch.process.pid}, ended without a record: it was killed"
     assert f"no record  {name}\n" in runs("list").stdout
@@ -89,7 +90,10 @@ def test_a_killed_zerofit_is_seen_by_every_verb(
     assert "error[log-missing]: the run has printed nothing\n" in logs.stderr
     assert f"why:   it ended: {killed}\n" in logs.stderr
     explained = run_zerofit("explain", str(launch.run_folder), cwd=tmp_path)
-    assert (explained.returncode, explained.stdout) == (0, f"no log has the reason: {killed}\n")
+    reason, following = explained.stdout.splitlines()
+    assert (explained.returncode, reason) == (0, f"no log has the reason: {killed}")
+    plan = launch.run_folder / "plan.json"
+    assert following.startswith(f"next:   zerofit launch --plan {plan} ")
     pruned = runs("prune", "--keep-last", "0")
     assert "removed 1 runs" in pruned.stderr
     assert list((tmp_path / "zerofit-runs").glob("2*")) == []

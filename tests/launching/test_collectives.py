@@ -104,7 +104,10 @@ def test_calls_that_may_differ_are_no_mismatch(log: str) -> None:
     [
         (
             _line(3, 81233) + _line(4, 81233),
-            ["the log has no failure of ranks 0-2: only their own logs tell where they were"],
+            [
+                "the log has no failure of ranks 0-2, nor of any rank above 4: only their own logs tell "
+                "where they were"
+            ],
         ),
         (
             _line(0, 12) + _line(1, 12) + _line(2, 11),
@@ -117,8 +120,8 @@ def test_calls_that_may_differ_are_no_mismatch(log: str) -> None:
         (
             "[rank2]: OSError: [Errno 28] No space left on device\n" + _line(0, 12) + _line(1, 12),
             [
-                "rank 2 reported no time-out, while ranks 0-1 waited in collective number 12, ALLREDUCE: "
-                "look there first"
+                "rank 2 reported another failure and no time-out, while ranks 0-1 waited in collective "
+                "number 12, ALLREDUCE: look there"
             ],
         ),
         (_line(5, 3, group="PG GUID 4(ep) "), []),  # who else is in that group is unknown
@@ -168,9 +171,7 @@ def test_a_rank_that_the_watchdog_ended_waited_too(taken_down: tuple[int, ...], 
     for rank in taken_down:
         log += f"[rank{rank}]:[E704 09:15:00.1 ProcessGroupNCCL.cpp:689] [Rank {rank}] {words[rank % 2]}\n"
     _, _, waits = _explained(log)
-    silent = [
-        sentence.partition(" reported no time-out")[0] for sentence in waits if "no time-out" in sentence
-    ]
+    silent = [sentence.partition(" reported ")[0] for sentence in waits if "no time-out" in sentence]
     assert silent == ([blamed] if blamed else [])
 
 
@@ -312,3 +313,103 @@ def test_flight_recorder_compares_operation_and_sizes(
     dumps: dict[int, dict[str, object]], sentences: list[str]
 ) -> None:
     assert list(stuck_collectives(dumps)) == sentences
+
+
+def _what(rank: int, number: int, call: str, group: str) -> str:
+    """Return the time-out as the exception that ends the process names it, with the process group."""
+    said = _line(rank, number, call).partition("] [")[2]
+    return f"  what():  [{group}Rank {rank}] Process group watchdog thread terminated with exception: [{said}"
+
+
+_DP = "PG ID 1 PG GUID 1 "
+_OTHER = "_ALLGATHER_BASE 64"
+
+
+def _failure(rank: int, number: int, group: str = _DP) -> str:
+    return (
+        f"[rank{rank}]:[E704 09:15:00.2 ProcessGroupNCCL.cpp:2271] [{group}Rank {rank}]  failure detected by "
+        f"watchdog at work sequence id: {number} PG status: last enqueued work: {number + 2}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "confidence"),
+    [
+        # Each rank's group is named, on one line or another.
+        (_line(4, 88, _OTHER, _DP) + _line(6, 88, _OTHER, _DP) + _line(1, 88, group=_DP), "high"),
+        (
+            _line(4, 88, _OTHER)
+            + _failure(4, 88)
+            + _line(6, 88, _OTHER)
+            + _line(1, 88)
+            + _what(1, 88, "ALLREDUCE 8", _DP),
+            "high",
+        ),
+        (_line(4, 88, _OTHER) + _line(6, 88, _OTHER) + _line(1, 88), "high"),
+        # One rank's alone.
+        (_line(4, 88, _OTHER) + _failure(4, 88) + _line(6, 88, _OTHER) + _line(1, 88), "medium"),
+        (_line(4, 88, _OTHER) + _line(6, 88, _OTHER) + _line(1, 88) + _failure(1, 88), "medium"),
+        (_line(1, 88, group=_DP) + _line(4, 88, _OTHER) + _line(6, 88, _OTHER), "medium"),
+        (_line(6, 88, _OTHER, _DP) + _line(4, 88, _OTHER) + _line(1, 88), "medium"),
+    ],
+)
+def test_a_mismatch_is_seen_where_only_some_ranks_name_their_group(log: str, confidence: str) -> None:
+    cause = explain_bytes(io.BytesIO(log.encode()), "log").cause
+    assert cause is not None
+    assert (cause.failure.id, cause.at.rank, cause.confidence) == ("collective-mismatch", 1, confidence)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        _line(4, 88, _OTHER, _DP) + _line(1, 88, group="PG ID 2 PG GUID 7 "),  # two groups
+        _line(4, 88, _OTHER, _DP) + _line(1, 87),  # another number
+        _line(4, 88, _OTHER, _DP) + _line(5, 88, group="PG ID 2 PG GUID 7 ") + _line(1, 88, "BROADCAST 8"),
+        _line(4, 88, group=_DP) + _line(1, 88),
+        _line(4, 88, "SEND 8", _DP) + _line(1, 88, "RECV 8"),
+    ],
+)
+def test_ranks_that_may_be_of_different_groups_are_no_mismatch(log: str) -> None:
+    assert _explained(log)[0] == "nccl-timeout"
+
+
+@pytest.mark.parametrize(
+    ("log", "sentences"),
+    [
+        (
+            _line(3, 7) + "[rank12]: ncclRemoteError: A call failed\n",
+            [
+                "rank 12 reported another failure and no time-out, while rank 3 waited in collective "
+                "number 7, ALLREDUCE: look there",
+                "the log has no failure of ranks 0-2, 4-11, nor of any rank above 12: only their own logs "
+                "tell where they were",
+            ],
+        ),
+        (
+            _line(0, 7) + "[rank1]: KeyboardInterrupt\n",
+            [
+                "rank 1 reported no time-out, while rank 0 waited in collective number 7, ALLREDUCE: "
+                "look there first"
+            ],
+        ),
+        (
+            _line(0, 7) + _line(2, 7),
+            [
+                "the log has no failure of rank 1, nor of any rank above 2: only their own logs tell where "
+                "they were"
+            ],
+        ),
+        (_line(0, 7) + _line(1, 7) + _line(2, 7), []),
+        (
+            "[rank5]: OSError: [Errno 28] No space left on device\n" + _line(0, 7) + _line(1, 7),
+            [
+                "rank 5 reported another failure and no time-out, while ranks 0-1 waited in collective "
+                "number 7, ALLREDUCE: look there",
+                "the log has no failure of ranks 2-4, nor of any rank above 5: only their own logs tell "
+                "where they were",
+            ],
+        ),
+    ],
+)
+def test_sentences_on_ranks_are_complete(log: str, sentences: list[str]) -> None:
+    assert _explained(log)[2] == sentences

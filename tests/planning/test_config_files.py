@@ -11,6 +11,7 @@ import pytest
 
 from zerofit.checking.check_run import check
 from zerofit.core.errors import UserError
+from zerofit.core.observer import Observer
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.sources.config_files import ConfigFiles, read_config_files
 
@@ -142,3 +143,57 @@ def test_the_file_in_a_script_s_arguments_speaks_as_any_other(line: str, capture
     assert [str(error).splitlines()[1] for error in caught.value.exceptions] == [
         '  found: gradient_accumulation_steps="4"   (ds.json:1)'
     ]
+
+
+_PREPARES = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+"""
+_ADAM = {"type": "AdamW", "params": {"lr": 0.1}}
+_WARMUP = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.1}}
+_AUTO = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
+_SECOND = "deepspeed-auto-unresolved (ds.json:1)"
+
+
+class _Heard(Observer):
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def say(self, sentence: str) -> None:
+        self._said.append(sentence)
+
+
+@pytest.mark.parametrize(
+    ("sections", "rules"),
+    [
+        ({"scheduler": _WARMUP}, "two-schedulers (ds.json:1)"),
+        ({"optimizer": _ADAM}, "two-optimizers (ds.json:1)"),
+        ({"scheduler": _AUTO}, f"two-schedulers (ds.json:1), {_SECOND}"),
+        (
+            {"optimizer": _ADAM, "scheduler": _WARMUP},
+            "two-optimizers (ds.json:1), two-schedulers (ds.json:1)",
+        ),
+        ({}, None),
+        ({"gradient_clipping": 1.0}, None),
+    ],
+)
+@pytest.mark.parametrize("verb", [Verb.PLAN, Verb.LAUNCH])
+def test_a_launch_says_that_accelerate_would_refuse_the_file_that_it_replaces(
+    sections: dict[str, Any], rules: str | None, verb: Verb
+) -> None:
+    Path("train.py").write_text(_PREPARES)
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, **sections}))
+    Path("acc.yaml").write_text(
+        f"{_TOP}num_processes: 2\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    )
+    said: list[str] = []
+    line = ("accelerate", "launch", "--config_file", "acc.yaml", "train.py")
+    resolve(line, verb=verb, captures=True, gpus=None, observer=_Heard(said))
+    expected = f"plain accelerate would end this run: {rules}; zerofit's own file replaces it"
+    assert [text for text in said if text.startswith("plain")] == ([] if rules is None else [expected])

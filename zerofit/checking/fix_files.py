@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.checking.targets import fixable_together, is_fixable
-from zerofit.configs.text.edits import Uneditable, apply_edits
+from zerofit.configs.document import CutBlanks
+from zerofit.configs.text.edits import Uneditable, apply_edits, cut_blanks
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zerofit.checking.report import Report
-    from zerofit.configs.document import Document, Edit
+    from zerofit.checking.targets import TargetFile
+    from zerofit.configs.document import Edit
 
 _MAX_ROUNDS = 10
 """ASSUMPTION: a fixed key can reveal errors below it, so a few rounds are needed, but never ten."""
@@ -93,22 +95,25 @@ def _apply_findings(report: Report) -> dict[str, Fix]:
             requested.setdefault(edit.document, []).append(edit)
     fixes = {}
     for file in report.targets.files:
-        if file.document is None or not os.path.isfile(file.name) or file.name not in requested:
+        before = file.text
+        if before is None or not os.path.isfile(file.name) or file.name not in requested:
             continue
-        after = _edited(file.document, requested[file.name])
-        if after != file.document.text:
-            fixes[os.path.realpath(file.name)] = Fix(name=file.name, before=file.document.text, after=after)
+        after = _edited(file, requested[file.name])
+        if after != before:
+            fixes[os.path.realpath(file.name)] = Fix(name=file.name, before=before, after=after)
     return fixes
 
 
-def _edited(document: Document, edits: Sequence[Edit]) -> str:
+def _edited(file: TargetFile, edits: Sequence[Edit]) -> str:
     try:
-        return apply_edits(document, edits)
+        if file.document is not None:
+            return apply_edits(file.document, edits)
+        return cut_blanks(str(file.text), (edit.line for edit in edits if isinstance(edit, CutBlanks)))
     except Uneditable as error:
         raise UserError(
             "fix-not-possible",
             "the file can't be fixed",
-            found=f"{document.name}: {error}",
+            found=f"{file.name}: {error}",
             why="--fix only makes changes with exactly one right answer",
             fix="change it manually, as described in the findings of zerofit check",
         ) from None

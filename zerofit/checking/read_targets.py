@@ -444,7 +444,8 @@ class _Reading:
 
         file = self._add(name, TargetFile(name=name, kind=FileKind.LINES, named_by=named_by))
         try:
-            lines = lines_of_file(name, data.decode("utf-8"), started=started)
+            text = self._overlay.get(os.path.realpath(name)) or data.decode("utf-8")
+            lines = lines_of_file(name, text, started=started)
         except ValueError:
             if named_by is not None:
                 return file
@@ -452,10 +453,9 @@ class _Reading:
         num_lines = self._read_lines(lines)
         if not self.runs and named_by is None:
             self.notes.append(f"{name}, which has no launch line")
-        job_line = next((line for line in lines if line.job is not None), None)
-        if job_line is not None and not num_lines:
+        if not num_lines and (job_line := next((line for line in lines if line.job is not None), None)):
             self.runs.append(self._of_line_alone(job_line))  # its header is checked
-        self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines)
+        self.files[os.path.realpath(name)] = replace(file, num_lines=num_lines, shell_text=text)
         return file
 
     def _content(self, name: str, data: bytes) -> bytes | str:

@@ -21,6 +21,15 @@ _PLURAL = {
     Severity.WARNING: ("warning", "warnings"),
     Severity.ADVICE: ("piece of advice", "pieces of advice"),
 }
+_ENGINE = "the engine"
+_OF_ENGINE = (
+    "the ZeRO stage",
+    "the optimizer offload",
+    "the parameter offload",
+    "the offload settings",
+    "the folder for NVMe offload",
+)
+"""Facts that follow from a configuration of DeepSpeed, as rules name them."""
 _MAX_RULES = 3
 _MAX_NAMES = 5
 """More names would make the last line hard to read."""
@@ -101,10 +110,18 @@ def _other_engine(targets: Targets) -> str | None:
 
 
 def unknown_lines(verdict: Verdict) -> tuple[str, ...]:
-    """Return one line for each unknown fact, with the rules that need it, and for each note."""
+    """Return one line for each unknown fact, with the rules that need it, and for each note.
+
+    Without an engine all facts are in one line: nothing says that the run is one of DeepSpeed at all.
+    """
     rules: dict[str, dict[str, None]] = {}
     for unknown in verdict.unknown:
         rules.setdefault(unknown.fact, {})[unknown.rule] = None
+    if _ENGINE in rules:
+        others = [fact for fact in rules if fact not in (_ENGINE, *_OF_ENGINE)]
+        has_settings = len(rules) - len(others) > 1
+        facts = [f"{_ENGINE}, with its ZeRO stage and offload" if has_settings else _ENGINE, *others]
+        rules = {"; ".join(facts): {rule: None for ids in rules.values() for rule in ids}}
     return (
         *(f"not checked: {note}" for note in verdict.notes),
         *(f"not checked, because unknown: {fact} ({_few(list(ids))})" for fact, ids in rules.items()),

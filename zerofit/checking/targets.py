@@ -47,6 +47,13 @@ class TargetFile:
     """The line or flag that names the file; None if it is a target."""
     num_lines: int = 0
     """Launch lines of a shell script or notebook."""
+    shell_text: str | None = None
+    """The text of a shell script; None for any other file."""
+
+    @property
+    def text(self) -> str | None:
+        """The text of a configuration or a shell script, which edits may change; None for any other file."""
+        return self.shell_text if self.document is None else self.document.text
 
     @property
     def has_nothing(self) -> bool:

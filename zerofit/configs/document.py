@@ -191,7 +191,21 @@ class RemoveKey:
     path: tuple[str, ...]
 
 
-Edit: TypeAlias = SetValue | RenameKey | RemoveKey
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutBlanks:
+    r"""Remove the blanks behind the \ at the end of a line of a shell script."""
+
+    document: str
+    """The script's name."""
+    line: int
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The place in the file, as that of a key in a configuration."""
+        return (f"line {self.line}",)
+
+
+Edit: TypeAlias = SetValue | RenameKey | RemoveKey | CutBlanks
 
 
 def say(document: Document, *path: str) -> str:

@@ -36,6 +36,8 @@ class Collective:
     operation: str
     sizes: str | None = None
     """What it is called with, in words, if that has to agree between ranks; None otherwise, or if unknown."""
+    is_group_guessed: bool = False
+    """True if the rank's own lines do not name the process group, and it waits where others of one do."""
 
     @property
     def words(self) -> str:
@@ -50,6 +52,8 @@ class Mismatch:
     odd_ranks: tuple[int, ...]
     """Those that differ from most; all if no call is that of most."""
     sentence: str
+    is_guessed: bool = False
+    """True if it is not certain that they are of one process group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +138,18 @@ def mismatch_in(at: Mapping[int, Collective]) -> Mismatch | None:
             continue
         if len({at[rank].operation for rank in ranks}) == 1 and any(at[rank].sizes is None for rank in ranks):
             continue
+        is_guessed = any(at[rank].is_group_guessed for rank in ranks)
         sides = sorted(calls.values(), key=lambda side: (len(side), side))
         said = [
             f"{_ranks_words(side)} call{'s' if len(side) == 1 else ''} {at[side[0]].words}" for side in sides
         ]
         if len(sides[-1]) == len(sides[-2]):
             sentence = f"ranks disagree on collective number {number}: {', '.join(said)}"
-            return Mismatch(odd_ranks=tuple(ranks), sentence=sentence)
+            return Mismatch(odd_ranks=tuple(ranks), sentence=sentence, is_guessed=is_guessed)
         return Mismatch(
             odd_ranks=tuple(sorted(rank for side in sides[:-1] for rank in side)),
             sentence=f"{', '.join(said[:-1])} as collective number {number}, where {said[-1]}",
+            is_guessed=is_guessed,
         )
     return None
 
@@ -159,7 +165,11 @@ def taken_down_rank(text: str, *, log_rank: int | None = None) -> int | None:
 
 
 def waits(
-    at: Mapping[int, Collective], *, seen: Collection[int], taken_down: Collection[int] = ()
+    at: Mapping[int, Collective],
+    *,
+    seen: Collection[int],
+    taken_down: Collection[int] = (),
+    failed: Collection[int] = (),
 ) -> Iterator[str]:
     """Yield sentences on where ranks wait for which others.
 
@@ -167,6 +177,7 @@ def waits(
         at: by rank, the collective in which it waits.
         seen: ranks that have a log of their own, or another failure.
         taken_down: ranks that waited too, where the log does not say in which collective.
+        failed: ranks with another failure than a time-out.
     """
     if not at:
         return
@@ -180,14 +191,17 @@ def waits(
         return
     last = max(at.values(), key=lambda call: call.number)
     here = _ranks_words(rank for rank in at if at[rank].number == last.number)
-    if silent := sorted(set(seen) - set(at) - set(taken_down)):
+    where = f"{here} waited in collective number {last.number}, {last.operation}"
+    if ended := sorted(set(failed) - set(at) - set(taken_down)):
+        yield f"{_ranks_words(ended)} reported another failure and no time-out, while {where}: look there"
+    if silent := sorted(set(seen) - set(at) - set(taken_down) - set(failed)):
+        yield f"{_ranks_words(silent)} reported no time-out, while {where}: look there first"
+    told = {*at, *seen, *taken_down, *failed}
+    if absent := sorted(set(range(max(told))) - told):
         yield (
-            f"{_ranks_words(silent)} reported no time-out, while {here} waited in collective number "
-            f"{last.number}, {last.operation}: look there first"
+            f"the log has no failure of {_ranks_words(absent)}, nor of any rank above {max(told)}: "
+            "only their own logs tell where they were"
         )
-    if absent := sorted(set(range(max(at))) - set(at) - set(seen) - set(taken_down)):
-        own = "its own log tells where it was" if len(absent) == 1 else "their own logs tell where they were"
-        yield f"the log has no failure of {_ranks_words(absent)}: only {own}"
 
 
 def in_their_groups(at: Mapping[int, Collective]) -> dict[int, Collective]:
@@ -204,8 +218,12 @@ def in_their_groups(at: Mapping[int, Collective]) -> dict[int, Collective]:
     for rank, own in at.items():
         if own.group is None:
             same = {call.group for call in named if (call.number, call.words) == (own.number, own.words)}
-            groups = same if same else of_all
-            found[rank] = replace(own, group=next(iter(groups)) if len(groups) == 1 else None)
+            # Groups count for themselves: two that are at the same large number are most likely one.
+            near = {call.group for call in named if call.number == own.number}
+            groups = same or of_all or near
+            if len(groups) == 1:
+                is_guessed = not same and not of_all
+                found[rank] = replace(own, group=next(iter(groups)), is_group_guessed=is_guessed)
     return found
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.core.secrets import masked_text
 from zerofit.launching.collectives import (
     group_of_rank,
     in_their_groups,
@@ -25,9 +24,11 @@ from zerofit.launching.collectives import (
     timed_out_rank,
     waits,
 )
-from zerofit.launching.failures import KnownFailure, Role, failure_of, failures, shows_nothing
-from zerofit.launching.frames import PYTHON, frame_in
-from zerofit.launching.log_lines import read_lines
+from zerofit.launching.failures import GPU_IS_FULL, KnownFailure, Role, failure_of, failures, shows_nothing
+from zerofit.launching.frames import PYTHON, frame_in, script_of
+from zerofit.launching.log_lines import LONGEST_SHOWN, read_lines, shown_line
+from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
+from zerofit.launching.next_step import completed
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
@@ -73,8 +74,11 @@ _NAMES_A_CAUSE = (
     "_dynamo.exc",
 )
 """Parts of such messages that are failures all the same."""
-_TRACEBACK = re.compile(r"(?:[╭─│ +|-]{0,300}|(\w{1,100}) {2,300})Traceback \(most recent call last\)")
-"""Of Python, of rich in a box, or of IPython, which names the exception in front of it."""
+_TRACEBACK = re.compile(
+    r"(?:[╭─│ +|-]{0,300}|(\w{1,100}) {2,300}|[^\"'`]{0,200}(?:it/s|s/it|B/s)[^\]]{0,100}\] ?)"
+    r"Traceback \(most recent call last\)"
+)
+"""Of Python, of rich in a box, of IPython, which names the exception in front of it, or behind tqdm's bar."""
 _NEVER_RAISED = (
     "Exception ignored in",
     "--- Logging error ---",
@@ -94,8 +98,14 @@ _MOST_FRAMES = 1000
 """Frames of a traceback that are kept: Python's default limit of recursion."""
 _SHOWN_LINES = 3
 _UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
-_LONGEST_SHOWN = 240
-_OF_SEVERAL_RANKS = ("peer-lost", _TIMED_OUT)
+_SOUNDS_DONE = re.compile(
+    r"(?i)train_runtime|\b(finish(ed|es)?|completed?|done|saved|success\w*|ended|succeeded)\b"
+    r"|exit(ed)? (with )?(code )?0\b|\b100%\||wandb: "
+)
+"""Last lines of runs that came to their end: Trainer's, tqdm's, wandb's, and scripts'. ASSUMPTION."""
+_LOSES_PEER = ("peer-lost", "remote-error")
+_RANK_FAILED = "rank-failed"
+_OF_SEVERAL_RANKS = (*_LOSES_PEER, _TIMED_OUT)
 """Failures that a rank alone can't have: the connection that it lost is of its own, to a server."""
 
 
@@ -118,6 +128,8 @@ class LoggedFailure:
     at: EvidenceLine
     frame: str | None = None
     """The innermost frame of its traceback outside libraries, or else within, as file:line."""
+    script: str | None = None
+    """The script that its traceback begins in."""
 
     @property
     def confidence(self) -> CauseConfidence:
@@ -137,6 +149,8 @@ class Explanation:
     """Other failures, the first of each kind, earliest first."""
     num_lines: int
     files: tuple[str, ...]
+    ends: tuple[EvidenceLine, ...] = ()
+    """The last lines of logs that do not say that their run is done."""
     waits: tuple[str, ...] = ()
     """Ranks that others waited for in a collective, in words, according to NCCL's watchdog."""
 
@@ -201,6 +215,12 @@ class LogReader:
     """True if the logs are of a run of one rank, which has no others to lose or to wait for."""
     waiting: dict[int, Collective] = field(default_factory=dict)
     """By rank, the first collective that timed out."""
+    full: str | None = None
+    """The first message on a full GPU, whole."""
+    ends: list[EvidenceLine] = field(default_factory=list)
+    """The last line of each log."""
+    failed_otherwise: set[int] = field(default_factory=set)
+    """Ranks with a failure that is no consequence of a time-out."""
     timed_out: dict[int, EvidenceLine] = field(default_factory=dict)
     """The line that says so."""
 
@@ -259,14 +279,26 @@ class LogReader:
             at = EvidenceLine(
                 file=name,
                 line=line.number,
-                text=masked_text(said, most=_LONGEST_SHOWN),
+                text=shown_line(said),
                 rank=own,
                 moment=before.moment() or ended_at,
             )
+            if failure.id == NETWORK_FAILED:
+                failure = named_fault(failure, said)
+            elif failure.id == GPU_IS_FULL and self.full is None:
+                self.full = said
             self._note_time_out(said, at, torch_rank)
-            frame = _frame_shown(frames) if is_exception else None
-            self._note(LoggedFailure(failure=failure, at=at, frame=frame), traceback, is_exception)
-        self.num_lines += 0 if line is None else line.number
+            if failure.role is Role.ROOT or failure.id in _LOSES_PEER:
+                self.failed_otherwise |= {number for number in (torch_rank, rank) if number is not None}
+            frame, script = (_frame_shown(frames), script_of(frames)) if is_exception else (None, None)
+            self._note(
+                LoggedFailure(failure=failure, at=at, frame=frame, script=script), traceback, is_exception
+            )
+        if line is not None:
+            self.num_lines += line.number
+            self.ends.append(
+                EvidenceLine(file=name, line=line.number, text=shown_line(line.text.strip()), rank=rank)
+            )
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
         """Follow a traceback; return True for its lines other than the exception."""
@@ -293,7 +325,7 @@ class LogReader:
             del traceback.frames[:-_MOST_FRAMES]
             return True
         if traceback.frames and not traceback.frames[-1].code:
-            traceback.frames[-1] = replace(traceback.frames[-1], code=said.strip()[:_LONGEST_SHOWN])
+            traceback.frames[-1] = replace(traceback.frames[-1], code=said.strip()[:LONGEST_SHOWN])
         if traceback.named is not None and not said.startswith(traceback.named):
             traceback.num_lines += 1
             return traceback.num_lines < _KEPT_LINES
@@ -324,8 +356,12 @@ class LogReader:
 
     def _note_time_out(self, said: str, at: EvidenceLine, log_rank: int | None) -> None:
         """Note the collective in which a rank waited until its time limit."""
-        if (waited := timed_out_rank(said, log_rank=log_rank)) is not None and waited[0] not in self.waiting:
-            self.waiting[waited[0]], self.timed_out[waited[0]] = waited[1], at
+        if (waited := timed_out_rank(said, log_rank=log_rank)) is not None:
+            rank, call = waited
+            if rank not in self.waiting:
+                self.waiting[rank], self.timed_out[rank] = call, at
+            elif replace(call, group=None) == self.waiting[rank]:  # said again, with its group
+                self.waiting[rank] = call
         self._note_watchdog(said, log_rank)
 
     def _note_watchdog(self, said: str, log_rank: int | None) -> None:
@@ -350,18 +386,31 @@ class LogReader:
             if cause is not None and not _only_confirms(other, cause):
                 kinds.setdefault(other.failure.id, other)
         return Explanation(
-            cause=self._out_of_step(waiting, cause) if cause is not None else None,
+            cause=self._with_next_command(self._out_of_step(waiting, cause)) if cause is not None else None,
+            ends=tuple(end for end in self.ends if not _SOUNDS_DONE.search(end.text)),
             others=tuple(kinds.values())[:_SHOWN_LINES],
             num_lines=self.num_lines,
             files=tuple(self.files),
-            waits=tuple(waits(waiting, seen=self.ranks, taken_down=self.taken_down)),
+            waits=tuple(
+                waits(waiting, seen=self.ranks, taken_down=self.taken_down, failed=self.failed_otherwise)
+            ),
         )
+
+    def _with_next_command(self, cause: LoggedFailure) -> LoggedFailure:
+        """Return the cause with the script and the GPUs that the log names in its next command."""
+        has_launcher = any(failure_id == _RANK_FAILED for _, failure_id in self.found)
+        text = cause.at.text if self.full is None else self.full
+        failure = completed(
+            cause.failure, text, script=cause.script, ranks=self.ranks, has_launcher=has_launcher
+        )
+        return replace(cause, failure=failure)
 
     def _mismatch(self, waiting: Mapping[int, Collective]) -> Iterator[LoggedFailure]:
         """Yield the failure of a rank that waits in another collective than the others."""
         if (mismatch := mismatch_in(waiting)) is not None:
             at = self.timed_out[mismatch.odd_ranks[0]]
-            yield LoggedFailure(failure=failures()["collective-mismatch"], at=at)
+            failure = replace(failures()["collective-mismatch"], vague=mismatch.is_guessed)
+            yield LoggedFailure(failure=failure, at=at)
 
     def _out_of_step(self, waiting: Mapping[int, Collective], cause: LoggedFailure) -> LoggedFailure:
         """Return a time-out as that of the rank that is behind the others, or alone ahead of them."""
@@ -447,7 +496,7 @@ def _last_frames(before: deque[LogLine]) -> list[Frame]:
     rank, after = next(read)
     for said in islice((said for of_line, said in read if of_line == rank), _FRAME_AWAY - 1):
         if frame := frame_in(said):
-            return [replace(frame, code=after.strip()[:_LONGEST_SHOWN])]
+            return [replace(frame, code=after.strip()[:LONGEST_SHOWN])]
         after = said
     return []
 

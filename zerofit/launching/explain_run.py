@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from zerofit.launching.collectives import Collective, has_same_sizes, mismatch_i
 from zerofit.launching.diagnose import EndKind
 from zerofit.launching.explain import Explanation, LoggedFailure, explain_logs, logs_in
 from zerofit.launching.failures import GPU_IS_FULL, HOST_IS_FULL, Role, failure_of, failures
+from zerofit.launching.next_step import restart_words
 from zerofit.launching.run_folder import RunRecord, attempts, document_in, run_record, was_killed
 from zerofit.launching.timeline import EvidenceLine
 
@@ -43,6 +44,8 @@ class RunExplanation:
     explanation: Explanation
     sentence: str | None = None
     """The cause reported by `zerofit launch`; None if the run succeeded."""
+    restart: str | None = None
+    """The command that starts the run again, if zerofit itself was killed."""
     good_run: str | None = None
     """Name of the last successful run of the same script; None if there is none."""
     differences: tuple[str, ...] = ()
@@ -72,6 +75,7 @@ def explain_run(folder: Path) -> RunExplanation:
     return RunExplanation(
         explanation=_with_verdict(explanation, run),
         sentence=was_killed(folder) if run is None else run.cause,
+        restart=restart_words(last) if run is None and was_killed(folder) else None,
         good_run=None if good is None else good.name,
         differences=() if good is None else tuple(_differences(good, last))[:_MOST_DIFFERENCES],
         collectives=tuple(stuck_collectives(_dumps(last / "ranks"))) or explanation.waits,
@@ -92,12 +96,7 @@ def _with_verdict(explanation: Explanation, run: RunRecord | None) -> Explanatio
         return explanation
     at = EvidenceLine(file="run.json", line=1, text=sentence, rank=run.rank)
     others = (*((cause,) if cause else ()), *explanation.others)
-    return Explanation(
-        cause=LoggedFailure(failure=failure, at=at),
-        others=others,
-        num_lines=explanation.num_lines,
-        files=explanation.files,
-    )
+    return replace(explanation, cause=LoggedFailure(failure=failure, at=at), others=others, waits=())
 
 
 def _last_good_run(folder: Path) -> Path | None:

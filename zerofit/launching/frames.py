@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FRAME = re.compile(
     r'\s+File "(?P<path>[^"]+)", line (?P<line>\d{1,9})(?:, in (?P<function>\S+))?'  # Python
@@ -130,3 +134,10 @@ def frame_in(text: str) -> Frame | None:
     return Frame(
         path=parts["path"], line=None if line is None else int(line), function=parts.get("function", "")
     )
+
+
+def script_of(frames: Sequence[Frame]) -> str | None:
+    """Return the user's script that a traceback begins in."""
+    first = next((frame for frame in frames if frame.module is None), None)
+    is_script = first is not None and first.function == "<module>" and first.path.endswith(".py")
+    return first.path if first is not None and is_script else None

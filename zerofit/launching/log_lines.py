@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from zerofit.core.foreign_text import without_escapes
+from zerofit.core.secrets import masked_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
 """Characters of a line that are read: a binary file may be one line. ASSUMPTION."""
+LONGEST_SHOWN = 240
+_SENTENCE_ENDS = re.compile(r"[.;:!?] ")
 _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
 _QUOTED = re.compile(r">|std(?:err|out): |E {3}(?=\s*(?:File \"|[\w.]+(?:Error|Exception)\b))")
 """A quoted line in an issue or mail; lines of accelerate test, and pytest's of an exception."""
@@ -132,3 +135,16 @@ def _encoding(block: bytes) -> str:
     if len(sample) > 1 and sample[1::2].count(0) > 0.4 * len(sample) / 2 and 0 not in sample[::2]:
         return "utf-16-le"
     return "utf-8-sig"
+
+
+def shown_line(said: str) -> str:
+    """Return a line as shown: a long one is cut behind a sentence, or else behind a word."""
+    masked = masked_text(said, most=LONGEST_SHOWN + 1)
+    if len(masked) <= LONGEST_SHOWN:
+        return masked
+    masked = masked[:LONGEST_SHOWN]
+    ends = [found.start() + 1 for found in _SENTENCE_ENDS.finditer(masked)]
+    if ends and ends[-1] > LONGEST_SHOWN // 2:
+        return f"{masked[: ends[-1]]} ..."
+    words, space, _ = masked.rpartition(" ")
+    return f"{words} ..." if space and len(words) > LONGEST_SHOWN // 2 else masked

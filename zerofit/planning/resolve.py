@@ -26,7 +26,7 @@ from zerofit.planning.options import MachineFlags
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.sources.config_files import nodes_with_files, read_config_files, with_files
 from zerofit.planning.sources.nodes import Nodes, with_hostfile
-from zerofit.planning.sources.script_settings import with_settings_of_script
+from zerofit.planning.sources.script_settings import refused_by_prepare, with_settings_of_script
 from zerofit.planning.sources.settings import by_field, settings_of
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
@@ -173,7 +173,10 @@ def resolve(
         merged, notes = with_files(
             spec.overrides, files, is_planned=is_planned, has_strategy=spec.has_given_strategy
         )
-        for note in (*files.notes, *notes):
+        refused: tuple[str, ...] = ()
+        if target is not None and not spec.has_given_strategy:
+            refused = refused_by_prepare(target, config_file=config_file, deepspeed_file=deepspeed_file)
+        for note in (*files.notes, *refused, *notes):
             observer.say(note)
         spec = replace(spec, files=files, overrides=merged)
     if not spec.has_given_strategy:

@@ -58,6 +58,20 @@ class UsedOptimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An optimizer or a scheduler that prepare() gets."""
+
+    made: Snippet
+    is_scheduler: bool
+    is_dummy: bool
+    """True for accelerate's DummyOptim and DummyScheduler, placeholders for a section of DeepSpeed's file."""
+    is_certain: bool
+    """True if each run that makes the call passes it, and the script leaves DeepSpeed's file alone."""
+    given: frozenset[str] = frozenset()
+    """Names of the arguments that it is made with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOption:
     """An option of from_pretrained() whose value is that of a parsed argument, or is computed."""
 
@@ -238,6 +252,10 @@ class ScriptCall:
     """PREPARE: number of different models passed."""
     has_optimizer: bool = False
     """PREPARE, INITIALIZE: True if an optimizer, or something unknown, is passed."""
+    prepared: tuple[Prepared, ...] = ()
+    """PREPARE: the optimizers and schedulers passed, as far as known."""
+    has_unknown: bool = False
+    """PREPARE: True if something unknown is passed, or the script may change DeepSpeed's configuration."""
     has_own_optimizer: bool = False
     """INITIALIZE: True if its argument `optimizer` is given and not None, so DeepSpeed ignores the file's."""
     num_loaders: int | None = None

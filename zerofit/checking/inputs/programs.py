@@ -246,3 +246,11 @@ def file_of_shell(words: Sequence[str]) -> str | None:
     if program_of(rest[0]) not in RUN_LINES:
         return rest[0] if rest[0].endswith(SHELL_SUFFIXES) else None
     return next((word for word in rest[1:] if not word.startswith("-") and "." in word), None)
+
+
+def lacks_script(words: Sequence[str]) -> bool:
+    """Return True for a line of a launcher that names no script yet."""
+    is_launch = any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed") for word in words)
+    return is_launch and not any(
+        word.endswith(".py") or word.startswith("$") or word in ("-m", "--module") for word in words
+    )

@@ -14,13 +14,19 @@ from zerofit.checking.inputs.batch_jobs import batch_job, with_options
 from zerofit.checking.inputs.programs import (
     file_of_shell,
     is_launch_line,
+    lacks_script,
     program_of,
     runs_heredoc,
     text_of_shell,
     variable_as_command,
     without_wrappers,
 )
-from zerofit.checking.inputs.shell_variables import ShellVariables, arithmetic, variables_of
+from zerofit.checking.inputs.shell_variables import (
+    ShellVariables,
+    arithmetic,
+    sets_arguments,
+    variables_of,
+)
 from zerofit.checking.inputs.shell_words import (
     BreakCause,
     LineBreak,
@@ -42,6 +48,8 @@ _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*|\d+):?[-=](.*)\}", re.DOTALL)
 _OWN_NAME = re.compile(r"\$\{?0|BASH_SOURCE")
 _REFERENCE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _POSITIONAL = re.compile(r"\$\{?([1-9@*#])\}?")
+_SUBSTITUTED = re.compile(r"\$\((?!\()|`")
+"""The beginning of the output of a command in a value."""
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 _OF_FIRST_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables of a task, which are 0 in the batch shell: it is the job's first task, on its first node."""
@@ -54,7 +62,6 @@ _PASSED = (*_BRANCHING, "if", "then", "do", "while", "until", "!", "{", "time")
 """Words before a command."""
 _KEYWORDS = frozenset((*_PASSED, *_OPENING, *_CLOSING, "function"))
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
-_LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -276,19 +283,19 @@ class _Shell:
         *,
         is_conditional: bool,
     ) -> None:
-        assigned = [word for word in words if _ASSIGNED.match(_unquoted_start(word))]
+        assigned = [word for word in words if _ASSIGNED.match(word.unquoted_start)]
         first = words[0].plain if words else ""
         if first in _DECLARING or len(assigned) == len(words):
             for word in assigned:
                 self.assign(word, is_conditional=is_conditional)
             if first == "export":
-                self.exported.update(_unquoted_start(word).partition("=")[0] for word in words[1:])
+                self.exported.update(word.unquoted_start.partition("=")[0] for word in words[1:])
         elif first == "cd":
             target = self.text(words[1]) if len(words) > 1 else "$HOME"
             self.folder = _in_folder(self.folder, target) if "$" not in target else ""
         elif first in ("read", "unset", "mapfile", "readarray"):
             self.forget(word.plain for word in words[1:])
-        elif first == "shift" or (first == "set" and _sets_arguments([word.plain for word in words[1:]])):
+        elif first == "shift" or (first == "set" and sets_arguments([word.plain for word in words[1:]])):
             self.lose_arguments()
         elif first == "eval":
             texts = [text for word in words[1:] for text, _ in self.fields(word)]
@@ -296,10 +303,22 @@ class _Shell:
         else:
             fields = [pair for word in words for pair in self.fields(word)]
             text = text_of_shell([text for text, _ in fields])
+            outer = tuple(word for word, _ in fields if word != text)
             if text is None:
                 self.add(fields, breaks)
             else:
-                self.run_text(text, at=fields[0][1], outer=tuple(word for word, _ in fields if word != text))
+                self.run_quoted(words, outer=outer)
+
+    def run_quoted(self, words: list[ShellWord], *, outer: tuple[str, ...]) -> None:
+        """Take over the lines of the text behind bash -c, each at its own line of the file."""
+        written = [word.in_file for word in words]
+        fields = [pair for word in written for pair in self.fields(word)]
+        text = text_of_shell([text for text, _ in fields])
+        assert text is not None, "the caller has looked"
+        line = next(line for field, line in fields if field == text)
+        num_breaks = sum(piece.text.count("\n") for word in written for piece in word.pieces)
+        is_whole = text.count("\n") == num_breaks  # a variable's value may have more
+        self.run_text(text, at=line if is_whole else fields[0][1], outer=outer, is_in_place=is_whole)
 
     def run_text(
         self,
@@ -309,9 +328,10 @@ class _Shell:
         outer: tuple[str, ...] = (),
         is_heredoc: bool = False,
         is_literal: bool = False,
+        is_in_place: bool = False,
     ) -> None:
         """Take over the lines of a text that another shell runs: behind eval or bash -c, or in a heredoc."""
-        offset = self.offset + (at if is_heredoc else 0)
+        offset = self.offset + (at if is_heredoc else at - 1 if is_in_place else 0)
         job = self.job
         if is_heredoc and outer and program_of(outer[0]) == "sbatch":
             job, outer = batch_job(text, name=self.name, first_line=offset + 1, is_literal=is_literal), ()
@@ -327,7 +347,9 @@ class _Shell:
         inner.exported = set(self.exported)
         inner.arguments = self.arguments if not outer else None
         inner.run(shell_commands(text))
-        self.lines += inner.lines if is_heredoc else (self.at_line(line, at) for line in inner.lines)
+        self.lines += (
+            inner.lines if is_heredoc or is_in_place else (self.at_line(line, at) for line in inner.lines)
+        )
 
     def add(self, fields: list[_Word], breaks: tuple[tuple[int, str, BreakCause], ...]) -> None:
         if fields:
@@ -383,7 +405,7 @@ class _Shell:
 
     def assign(self, word: ShellWord, *, is_conditional: bool) -> None:
         """Take over NAME=value, NAME+=value or NAME=(...)."""
-        match = _ASSIGNED.match(_unquoted_start(word))
+        match = _ASSIGNED.match(word.unquoted_start)
         assert match is not None, "the caller has matched it"
         name, is_added = match[1], bool(match[2])
         first, *rest = word.pieces
@@ -436,6 +458,8 @@ class _Shell:
         if piece.kind is PieceKind.ARRAY:
             return list(_as_words(value))
         text = value if isinstance(value, str) else next(iter(value), "")
+        if _SUBSTITUTED.search(text) is not None:
+            return [f"${piece.text}"]  # only the run knows the value
         return [text] if piece.is_quoted else text.split()
 
     def remember(self, name: str) -> None:
@@ -466,7 +490,7 @@ class _Shell:
             return [_in_folder(str(PurePosixPath(self.name).parent), *[".."] * above)]
         if piece.text in ("$(pwd)", "`pwd`"):
             return ["."]
-        return [re.sub(r"\s+", "", piece.text) or "$"]
+        return [re.sub(r"\s+", " ", piece.text) or "$"]
 
     def positional(self, name: str, *, is_quoted: bool) -> list[str]:
         """Return the words that one of the script's own arguments expands to, or all of them."""
@@ -509,21 +533,9 @@ class _Shell:
             self.run_text(text, at=command.last_line, outer=outer, is_heredoc=True, is_literal=is_literal)
 
 
-def _sets_arguments(words: Sequence[str]) -> bool:
-    """Return True if `set` gives the script other arguments, as `set -euo pipefail` does not."""
-    pairs = zip(("", *words), words, strict=False)
-    names = (word for before, word in pairs if not re.fullmatch(r"[-+][a-z]*o", before))
-    return any(word == "--" or not word.startswith(("-", "+")) for word in names)
-
-
 def _in_folder(folder: str, *parts: str) -> str:
     """Return a folder below another, as cd reaches it."""
     return str(PurePosixPath(folder, *parts))
-
-
-def _unquoted_start(word: ShellWord) -> str:
-    piece = word.pieces[0] if word.pieces else None
-    return piece.text if piece is not None and piece.kind is PieceKind.TEXT and not piece.is_quoted else ""
 
 
 def _as_words(value: _Value) -> tuple[str, ...]:
@@ -577,17 +589,10 @@ def _cause(command: ShellCommand, behind: ShellCommand) -> BreakCause | None:
         if not is_flag and not (is_next and (first.text.startswith("$") or first.plain.endswith(".py"))):
             return None
         return BreakCause.BLANK_BEHIND
-    if not is_flag and not (first.plain.endswith(".py") and _lacks_script(command)):
+    if not is_flag and not (
+        first.plain.endswith(".py") and lacks_script([word.text for word in command.words])
+    ):
         return None
     if last in command.comment_lines:
         return BreakCause.COMMENT
     return BreakCause.EMPTY_LINE if command.words[-1].line < last else BreakCause.MISSING
-
-
-def _lacks_script(command: ShellCommand) -> bool:
-    """Return True for a line of a launcher that names no script yet."""
-    texts = [word.text for word in command.words]
-    is_launch = any(text.rpartition("/")[2] in _LAUNCHERS for text in texts)
-    return is_launch and not any(
-        text.endswith(".py") or text.startswith("$") or text in ("-m", "--module") for text in texts
-    )

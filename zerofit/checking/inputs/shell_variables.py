@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _SETTING = re.compile(
     r"(?:^|[\s;&|({,='\"`])([A-Za-z_]\w*)(?:\[[^\]\n]*\])?\+?="  # NAME=, NAME+=, NAME[0]=
@@ -143,3 +143,10 @@ def _in_range(number: int) -> int:
     if abs(number) > _MOST:
         raise ValueError("not a count")
     return number
+
+
+def sets_arguments(words: Sequence[str]) -> bool:
+    """Return True if `set` gives the script other arguments, as `set -euo pipefail` does not."""
+    pairs = zip(("", *words), words, strict=False)
+    names = (word for before, word in pairs if not re.fullmatch(r"[-+][a-z]*o", before))
+    return any(word == "--" or not word.startswith(("-", "+")) for word in names)

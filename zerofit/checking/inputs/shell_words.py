@@ -6,7 +6,7 @@ What a word expands to is left to shell_lines.py.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,8 @@ class Piece:
     text: str
     """The text, the variable's name, or the expansion as written."""
     is_quoted: bool
+    source: str | None = None
+    r"""A text in double quotes with each \ and line end that the shell removes; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,18 @@ class ShellWord:
     def text(self) -> str:
         """The word with its expansions as written, without quotes."""
         return "".join(_written(piece) for piece in self.pieces)
+
+    @property
+    def unquoted_start(self) -> str:
+        """The text that it begins with, if that is not quoted; empty for any other."""
+        piece = self.pieces[0] if self.pieces else None
+        return piece.text if piece and piece.kind is PieceKind.TEXT and not piece.is_quoted else ""
+
+    @property
+    def in_file(self) -> ShellWord:
+        r"""The word with each \ and line end that the shell removes from a text in double quotes."""
+        kept = (piece if piece.source is None else replace(piece, text=piece.source) for piece in self.pieces)
+        return replace(self, pieces=tuple(kept))
 
     @property
     def plain(self) -> str:
@@ -248,20 +262,27 @@ class _Splitter:
 
     def double_quoted(self) -> list[Piece]:
         """Read up to behind the closing quote."""
-        pieces, plain = list[Piece](), ""
+        pieces, plain, source = list[Piece](), "", ""
+
+        def text() -> Piece:
+            kept = source if source != plain and "\\\n" in source else None
+            return Piece(kind=PieceKind.TEXT, text=plain, is_quoted=True, source=kept)
+
         while self.at < len(self.text) and self.text[self.at] != '"':
             char = self.text[self.at]
             if char == "\\" and self.text[self.at + 1 : self.at + 2] in ("\n", '"', "\\", "$", "`"):
                 plain += self.text[self.at + 1].replace("\n", "")
+                source += self.text[self.at + 1].replace("\n", "\\\n")
                 self.skip(2)
             elif char in "$`":
-                pieces += [_text(plain, is_quoted=True), self.expansion(is_quoted=True)]
-                plain = ""
+                pieces += [text(), self.expansion(is_quoted=True)]
+                plain = source = ""
             else:
                 plain += char
+                source += char
                 self.skip(1)
         self.skip(1)
-        return [*pieces, _text(plain, is_quoted=True)]
+        return [*pieces, text()]
 
     def expansion(self, *, is_quoted: bool) -> Piece:
         """Read what begins with $ or a backquote."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerofit.launching.explain import LoggedFailure
+    from zerofit.launching.explain import Explanation, LoggedFailure
     from zerofit.launching.explain_run import RunExplanation
     from zerofit.launching.timeline import EvidenceLine
 
@@ -23,8 +23,9 @@ def explanation_text(run: RunExplanation) -> str:
     found = run.explanation
     if found.cause is None:
         if run.sentence:
-            return f"no log has the reason: {run.sentence}"
-        return f"no failure in {_of(found.files)}"
+            again = "" if run.restart is None else f"\nnext:   {run.restart}"
+            return f"no log has the reason: {run.sentence}{again}"
+        return "\n".join((f"no failure in {_of(found.files)}", *_end_rows(found)))
     rows = [f"also:   {other.failure.cause}  ({_place(other.at)})" for other in found.others]
     rows += [f"NCCL:   {collective}" for collective in run.collectives]
     if run.good_run is not None:
@@ -43,6 +44,20 @@ def explanation_text(run: RunExplanation) -> str:
         f"next:   {cause.fix}",
     ]
     return "\n".join(rows)
+
+
+_MOST_ENDS = 4
+_LOOK_AT = (
+    "next:   if the run is still there, it is slow or hangs after that line: py-spy dump --pid PID shows "
+    "where each rank is (zerofit launch writes all stacks of a hang); if it is gone, ask who ended it: "
+    "sacct -j JOB, kubectl describe pod POD, dmesg"
+)
+
+
+def _end_rows(found: Explanation) -> list[str]:
+    """Return where logs stop that do not say that their run is done, and what to look at."""
+    rows = [f"stops:  {_place(end)}: {end.text}" for end in found.ends[:_MOST_ENDS]]
+    return [*rows, _LOOK_AT] if rows else []
 
 
 def short_lines(run: RunExplanation) -> str | None:
@@ -73,6 +88,8 @@ def explanation_json(run: RunExplanation) -> str:
         "differences": list(run.differences),
         "files": list(found.files),
         "num_lines": found.num_lines,
+        "stops": [asdict(end) for end in found.ends] if found.cause is None else [],
+        "restart": run.restart,
     }
     return json.dumps(document, indent=2)
 

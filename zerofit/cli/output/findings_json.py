@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.rule import Severity
-from zerofit.configs.document import RemoveKey, RenameKey, SetValue
+from zerofit.configs.document import CutBlanks, RemoveKey, RenameKey, SetValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,3 +80,5 @@ def _edit(edit: Edit) -> dict[str, Any]:
             return {"do": "rename", **where, "key": edit.key}
         case RemoveKey():
             return {"do": "remove", **where}
+        case CutBlanks():
+            return {"do": "cut blanks", **where, "line": edit.line}

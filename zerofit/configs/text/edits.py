@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.document import (
+    CutBlanks,
     Document,
     Entries,
     Format,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from zerofit.configs.document import Edit
 
+_CUT = re.compile(r"\\[ \t]+$")
 _EDIT_ORDER = (SetValue, RemoveKey, RenameKey)
 """The order of edits: values first, since removals shift positions; renames last, so that all paths are those
 of the original."""
@@ -54,6 +56,20 @@ def apply_edits(document: Document, edits: Iterable[Edit]) -> str:
     for edit in sorted(distinct, key=lambda edit: (_EDIT_ORDER.index(type(edit)), -len(edit.path))):
         document = _apply(document, edit)
     return document.text
+
+
+def cut_blanks(text: str, lines: Iterable[int]) -> str:
+    r"""Return a script's text without the blanks behind the \ at the ends of lines, counted from 1.
+
+    Raises:
+        Uneditable: a line does not end so.
+    """
+    parts = text.split("\n")
+    for line in set(lines):
+        if line > len(parts) or _CUT.search(parts[line - 1]) is None:
+            raise Uneditable(f"line {line} does not end with a \\ and blanks")
+        parts[line - 1] = _CUT.sub("\\\\", parts[line - 1])
+    return "\n".join(parts)
 
 
 def _distinct(edits: Iterable[Edit]) -> list[Edit]:
@@ -95,6 +111,8 @@ def _apply(document: Document, edit: Edit) -> Document:
         case RemoveKey():
             text = _remove(document, edit.path)
             del holder[key]
+        case CutBlanks():
+            raise Uneditable("it is no shell script")
         case RenameKey():
             text = _rename(document, _parent(document, edit.path), key, edit.key)
             holder[edit.key] = holder.pop(key)

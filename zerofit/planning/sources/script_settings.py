@@ -6,16 +6,24 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+from zerofit.checking.engine import check
 from zerofit.checking.inputs.fsdp import read_fsdp
 from zerofit.checking.inputs.fsdp_words import words_of_script
 from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.checking.inputs.situations import situations
 from zerofit.checking.read_targets import read_targets
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.overrides import Overrides
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.sources.config_files import ConfigFiles, read_config_files
 from zerofit.scripts.target import script_path
+
+_REFUSED_BY_PREPARE = tuple(
+    rule for rule in ALL_RULES if rule.id in ("two-optimizers", "two-schedulers", "deepspeed-auto-unresolved")
+)
+"""Rules on sections of DeepSpeed's file that accelerate refuses once it knows the script's objects."""
 
 
 def with_settings_of_script(
@@ -40,6 +48,38 @@ def with_settings_of_script(
         return files or own
     overrides = replace(files.overrides, said={**files.overrides.said, **own.overrides.said})
     return replace(files, overrides=overrides, engine=own.engine, notes=(*files.notes, *own.notes))
+
+
+def refused_by_prepare(
+    target: tuple[str, ...], *, config_file: str | None, deepspeed_file: str | None
+) -> tuple[str, ...]:
+    """Return a sentence if plain accelerate would end a script's run with the files that zerofit replaces.
+
+    Args:
+        target: the script or module, and its arguments.
+        config_file: of `accelerate config`.
+        deepspeed_file: DeepSpeed's JSON.
+    """
+    if (script := script_path(target)) is None or (config_file is None and deepspeed_file is None):
+        return ()
+    words = ["accelerate", "launch"]
+    words += [] if config_file is None else ["--config_file", config_file]
+    words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
+    try:
+        targets = read_targets(
+            [*words, script, *target[1:]],
+            schemas=load_schemas(probe_versions()),
+            stdin=io.BytesIO().read,
+            reads_default=False,
+        )
+    except ExceptionGroup:
+        return ()
+    verdicts = [check(situation, rules=_REFUSED_BY_PREPARE) for situation in situations(targets)]
+    errors = [finding for verdict in verdicts for finding in verdict.of(Severity.ERROR)]
+    named = dict.fromkeys(f"{error.rule} ({error.place})" for error in errors)
+    if not named:
+        return ()
+    return (f"plain accelerate would end this run: {', '.join(named)}; zerofit's own file replaces it",)
 
 
 def _deepspeed_file(file: str) -> ConfigFiles | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
-from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState, Prepared, UsedOptimizer
 from zerofit.scripts.source import config_reads, model_options, names, parsers, schedules, weights
 from zerofit.scripts.source.conditions import exclude, lacks_section
 from zerofit.scripts.source.reading import ContextEffect, given_to, wrapped
@@ -91,6 +91,9 @@ _LONGEST = {"max_new_tokens", "max_length"}
 """Settings beside which `**inputs` is the tokenizer's output, without further settings."""
 _GIVES_OPTIMIZER = {"optimizer", "model_parameters", "**"}
 """Of deepspeed.initialize(): parameters imply an optimizer from the configuration."""
+_DUMMY_OPTIMIZER = "accelerate.DummyOptim"
+_OF_DEEPSPEED = ("deepspeed_config", "deepspeed_plugin", "hf_ds_config")
+"""Names under which a script reaches DeepSpeed's configuration, and may change it."""
 _CLIP = {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_"}
 _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 
@@ -335,7 +338,13 @@ def _make_optimizer(reading: Reading, name: str, call: CallSite) -> TrackedObjec
     )
     params = call.value("params", 0)
     model = params.this if isinstance(params, Method) and params.name == "parameters" else None
-    return TrackedObject(kind=ObjectKind.OPTIMIZER, node=call.node, of=model)
+    return TrackedObject(
+        kind=ObjectKind.OPTIMIZER,
+        node=call.node,
+        of=model,
+        made_under=frozenset(id(condition.test) for condition in reading.conditions),
+        is_dummy=id_ == _DUMMY_OPTIMIZER,
+    )
 
 
 def _record_clip(reading: Reading, call: CallSite) -> None:
@@ -480,6 +489,8 @@ def _prepare(reading: Reading, call: CallSite, *, is_whole: bool) -> Value:
         "is_compiled": any(model.is_compiled for model in models),
         "num_models": len({id(model.root) for model in models}),
         "has_optimizer": is_open or any(tracked.kind is ObjectKind.OPTIMIZER for tracked in objects),
+        "prepared": _optimizers_and_schedulers(reading, objects) if is_whole else (),
+        "has_unknown": not (is_whole and is_known) or reading.text.has(*_OF_DEEPSPEED),
         "half_weights": weights.half_weights(reading, call.arguments),
         "iterator": next((reading.text.snippet(made.node) for made in objects if _hides_loader(made)), None),
     }
@@ -489,6 +500,22 @@ def _prepare(reading: Reading, call: CallSite, *, is_whole: bool) -> Value:
             _unknown_optimizer(reading, node).is_prepared = True
     prepared = tuple(_prepared(value, call.node) for value in call.arguments)
     return prepared[0] if len(prepared) == 1 else Several(prepared)
+
+
+def _optimizers_and_schedulers(reading: Reading, objects: Iterable[TrackedObject]) -> tuple[Prepared, ...]:
+    holding = {id(condition.test) for condition in reading.conditions}
+    is_open = ContextEffect.GUARDED in reading.within or reading.text.has(*_OF_DEEPSPEED)
+    return tuple(
+        Prepared(
+            made=reading.text.snippet(tracked.node),
+            is_scheduler=tracked.kind is ObjectKind.SCHEDULER,
+            is_dummy=tracked.is_dummy,
+            is_certain=not (is_open or tracked.has_alternative or tracked.made_under - holding),
+            given=tracked.given,
+        )
+        for tracked in objects
+        if tracked.kind in (ObjectKind.OPTIMIZER, ObjectKind.SCHEDULER)
+    )
 
 
 def _hides_loader(tracked: TrackedObject) -> bool:

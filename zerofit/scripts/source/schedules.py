@@ -11,7 +11,8 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.facts import Action, Schedule, ScheduleFault
-from zerofit.scripts.source.names import called_name
+from zerofit.scripts.source.names import DUMMY_SCHEDULERS, called_name
+from zerofit.scripts.source.reading import given_to
 from zerofit.scripts.source.values import Constant, ObjectKind, StepCount, TrackedObject
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ _STEPS: dict[str, tuple[str, int]] = {
 """Schedulers, and the argument for their number of steps by name and position."""
 _WITHOUT_END = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingWarmRestarts", "CyclicLR")
 """Schedulers of torch that are made for no number of steps in all."""
+_WITHOUT_STEPS = (
+    "ConstantLR",
+    "ReduceLROnPlateau",
+    "get_constant_schedule",
+    "get_constant_schedule_with_warmup",
+    "get_inverse_sqrt_schedule",
+    "get_reduce_on_plateau_schedule",
+    "get_wsd_schedule",
+)
+"""Schedulers that end at no number of steps, or at one that no rule compares."""
 _OF_OTHERS = ("SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
 """Those whose numbers are elsewhere in the script."""
 _RANKS = re.compile(
@@ -62,9 +73,20 @@ _MAX_STEPS = 8
 def make_scheduler(reading: Reading, name: str, call: CallSite) -> TrackedObject | None:
     """Return the scheduler that a library's class or function makes; None for any other."""
     last = name.rpartition(".")[2]
-    if last not in (*_STEPS, *_WITHOUT_END, *_OF_OTHERS) or name.partition(".")[0] not in _PACKAGES:
+    if (
+        last not in (*_STEPS, *_WITHOUT_END, *_WITHOUT_STEPS, *_OF_OTHERS)
+        or name.partition(".")[0] not in _PACKAGES
+    ):
         return None
-    scheduler = TrackedObject(kind=ObjectKind.SCHEDULER, node=call.node)
+    scheduler = TrackedObject(
+        kind=ObjectKind.SCHEDULER,
+        node=call.node,
+        given=given_to(call) | {"total_num_steps"} if len(call.arguments) > 1 else given_to(call),
+        made_under=frozenset(id(condition.test) for condition in reading.conditions),
+        is_dummy=name in DUMMY_SCHEDULERS,
+    )
+    if last in _WITHOUT_STEPS:
+        return scheduler
     if last not in _STEPS:
         names_ranks = (
             reading.text.has("num_processes", "world_size") if last in _OF_OTHERS else _names_ranks(call.node)

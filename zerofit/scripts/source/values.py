@@ -87,7 +87,11 @@ class TrackedObject:
     quantization: Quantization | None = None
     """For a model: see facts.Model."""
     made_under: frozenset[int] = frozenset()
-    """For a model: ids of the conditions under which it is created."""
+    """For a model, an optimizer or a scheduler: ids of the conditions under which it is created."""
+    is_dummy: bool = False
+    """For an optimizer or a scheduler: True if it stands for the section of DeepSpeed's file."""
+    has_alternative: bool = False
+    """For an optimizer or a scheduler: True if other runs of the script make another in its place."""
     kind_argument: str | None = None
     """For a scheduler: the parsed argument that names its kind."""
     has_sampler: bool = False
@@ -280,5 +284,7 @@ def join(first: Value, second: Value) -> Value:
         is_alike = first.kind is second.kind and first.state is second.state and first.cls is second.cls
         if (first.root.half_by is None) is not (second.root.half_by is None):
             second.root.has_open_weights = True
+        if is_alike:
+            first.has_alternative = second.has_alternative = True
         return second if is_alike else None
     return None

@@ -185,11 +185,24 @@ def _unknown(
 
 def _unknown_hit(document: Document, found: FoundKey, suggestion: KeySuggestion) -> Hit:
     edits: tuple[Edit, ...] = ()
-    beside = document.at(*found.path[:-1], suggestion.spellings[0]) if suggestion.spellings else None
-    if suggestion.is_sure and beside is None:
+    meant = [(*found.path[:-1], spelling) for spelling in suggestion.spellings] + [*suggestion.elsewhere]
+    beside = [path for path in meant if document.at(*path) is not None]
+    fix = suggestion.fix
+    if beside and len(beside) == len(meant):
+        fix = f"remove it: {' and '.join('.'.join(path) for path in beside)} is set too"
+        if document.value(*beside[0]) == found.value and len(beside) == 1:
+            edits = (RemoveKey(document=document.name, path=found.path),)
+    elif beside:
+        rest = replace(
+            suggestion,
+            spellings=tuple(path[-1] for path in meant if path not in beside and not suggestion.elsewhere),
+            elsewhere=tuple(path for path in suggestion.elsewhere if path not in beside),
+        )
+        fix = f"{rest.fix}, or remove it"
+    elif suggestion.is_sure:
         edits = (RenameKey(document=document.name, path=found.path, key=suggestion.spellings[0]),)
     why = _WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None
-    return hit_at(document, found.path, fix=suggestion.fix, why=why, edits=edits)
+    return hit_at(document, found.path, fix=fix, why=why, edits=edits)
 
 
 def _is_note(found: FoundKey) -> bool:

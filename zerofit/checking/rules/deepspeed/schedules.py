@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import finite_number
 from zerofit.checking.inputs.script_arguments import given_argument
-from zerofit.checking.rule import DEEPSPEED, Rule, Severity, declared, hit_at, ignored
+from zerofit.checking.rule import ACCELERATE, DEEPSPEED, Rule, Severity, declared, fails, hit_at, ignored
+from zerofit.checking.rules.script.hits import prepared_beside_section
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
@@ -29,6 +30,7 @@ _UNTIL: dict[str, tuple[int, ...] | None] = {"WarmupDecayLR": None, "WarmupLR": 
 """Schedulers with this default, and the release of DeepSpeed that took the optimizer's rate in its place."""
 _OPTIMIZERS = ("optimizer", "params", "lr")
 _SCHEDULERS = ("scheduler", "params", "warmup_max_lr")
+_TYPE = ("scheduler", "type")
 _ARGUMENTS = ("learning_rate", "lr")
 
 
@@ -89,6 +91,27 @@ def _learning_rate(situation: Situation, file: Document) -> Said[object] | None:
         return Said(value=_DEFAULT_RATE, text="the optimizer's default")
     said = given_argument(situation, *_ARGUMENTS)
     return None if said is None else replace(said, confidence=Confidence.LIKELY)
+
+
+@Rule(
+    id="two-schedulers",
+    severity=Severity.ERROR,
+    summary="the script prepares a scheduler, and the DeepSpeed file defines one",
+    why="prepare() accepts only one of them",
+    fix="use accelerate.utils.DummyScheduler in the script, or remove the scheduler section",
+    see=f"{ACCELERATE}/accelerator.py",
+    evidence=fails("You cannot specify a scheduler in the config file and in the code"),
+)
+def _section_and_script(situation: Situation) -> Iterator[Hit]:
+    file, script = situation.file, situation.script
+    if script is None or situation.route is not Route.ACCELERATE or file.at("scheduler") is None:
+        return
+    path = _TYPE if file.at(*_TYPE) is not None else _TYPE[:1]
+    chooses = bool(script.find(Action.MAKE_DUMMY_SCHEDULER))
+    for made, confidence in prepared_beside_section(script, is_scheduler=True):
+        if confidence is Confidence.CERTAIN or not chooses:
+            found = f"{made.text} ({made.place}) with {say(file, *path)} in {file.name}"
+            yield hit_at(file, path, found=found, confidence=confidence)
 
 
 RULES = declared(vars())

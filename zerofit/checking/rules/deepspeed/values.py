@@ -23,6 +23,7 @@ from zerofit.configs.document import SetValue, say, show
 from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +71,11 @@ _BY_ACCELERATE = frozenset(
 # transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig; accelerate does the rest
 _BY_TRAINER = _BY_ACCELERATE | {"optimizer.params.betas", "optimizer.params.eps"}
 _RESOLVED_BY = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
+_TOTAL = "total_num_steps"
+_WHY_NO_DUMMY = (
+    "prepare() fills it in from the arguments of accelerate.utils.DummyOptim or DummyScheduler, and the "
+    "script passes none that has it"
+)
 _NATIVE_AUTO_KEYS = frozenset(
     {
         "data_types.keep_in_fp32_modules",
@@ -302,6 +308,32 @@ def _unresolved(situation: Situation) -> Iterator[Hit]:
             # A written one would have to fit any number of ranks, also before they have met.
             fix = "leave it out: DeepSpeed computes it" if found.path == (TRAIN,) else None
             yield hit_at(document, found.path, fix=fix)
+    for document, found, routes in unresolved:
+        if Route.ACCELERATE not in routes and (sure := _lacks_dummy(situation, found)) is not None:
+            yield hit_at(document, found.path, why=_WHY_NO_DUMMY, confidence=sure)
+
+
+def _lacks_dummy(situation: Situation, found: FoundKey) -> Confidence | None:
+    """Return how certain it is that prepare() has no placeholder to fill a key in from; None if unknown."""
+    script = situation.script
+    if situation.route is not Route.ACCELERATE or script is None or found.path[1:2] != ("params",):
+        return None
+    calls = [call for call in script.find(Action.PREPARE) if call.num_models]
+    if not calls or any(call.has_unknown for call in calls):
+        return None
+    is_scheduler = found.path[0] == "scheduler"
+    dummies = [
+        prepared
+        for call in calls
+        for prepared in call.prepared
+        if prepared.is_scheduler is is_scheduler and (prepared.is_dummy or not prepared.is_certain)
+    ]
+    if any(
+        not prepared.is_dummy or found.path[-1] != _TOTAL or prepared.given & {_TOTAL, "**"}
+        for prepared in dummies
+    ):
+        return None
+    return Confidence.CERTAIN if any(call.is_in_each_run for call in calls) else Confidence.LIKELY
 
 
 def _is_resolved(found: FoundKey, route: Route) -> bool:

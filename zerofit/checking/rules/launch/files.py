@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails
-from zerofit.configs.document import FileKind
+from zerofit.configs.document import CutBlanks, FileKind
 from zerofit.core.setting import Confidence, Place
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ def _missing_script(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=error.found, why=error.why, fix=error.fix)
 
 
+_BLANK_BEHIND = "BLANK_BEHIND"
 _CAUSES = {
     "MISSING": ("nothing continues the line", "end the line with a \\"),
-    "BLANK_BEHIND": ("a blank is behind the \\, so that it continues nothing", "remove the blank"),
+    _BLANK_BEHIND: ("a blank is behind the \\, so that it continues nothing", "remove the blank"),
     "CARRIAGE_RETURN": (
         "Windows line ends: a carriage return is behind the \\, so that it continues nothing",
         "convert the file: dos2unix FILE",
@@ -135,7 +136,9 @@ def _broken_lines(situation: Situation) -> Iterator[Hit]:
         cause, fix = _CAUSES[broken.cause.name]
         if broken.lost:
             why = f"{cause}; the shell takes {broken.lost} for a command of its own"
-            yield Hit(found=f"{broken.lost} is lost", place=broken.place, why=why, fix=fix)
+            edit = CutBlanks(document=broken.place.file, line=broken.place.line)
+            edits = (edit,) if broken.cause.name == _BLANK_BEHIND else ()
+            yield Hit(found=f"{broken.lost} is lost", place=broken.place, why=why, fix=fix, edits=edits)
         else:
             why = "the script gets the blank behind the \\ as an argument, which argparse refuses"
             found = "a \\ and a blank at the end"

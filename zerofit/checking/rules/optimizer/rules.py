@@ -28,6 +28,7 @@ from zerofit.checking.rules.optimizer.table import (
     OptimizerAnswer,
     verdict,
 )
+from zerofit.checking.rules.script.hits import prepared_beside_section
 from zerofit.checking.situation import known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
@@ -490,12 +491,18 @@ def _muon_scatters(situation: Situation) -> Iterator[Hit]:
 )
 def _section_and_script(situation: Situation) -> Iterator[Hit]:
     file, script = situation.file, situation.script
-    if script is None or situation.route is not Route.ACCELERATE or not isinstance(file.value(*_TYPE), str):
+    if script is None or situation.route is not Route.ACCELERATE or file.at("optimizer") is None:
         return
-    for used in script.optimizers:
-        if used.id != "accelerate.DummyOptim":
-            found = f"{used.text} with {say(file, *_TYPE)} in {file.name}"
-            yield hit_at(file, _TYPE, found=found, confidence=Confidence.LIKELY)
+    section = say(file, *_TYPE) if isinstance(file.value(*_TYPE), str) else say(file, "optimizer")
+    own = [used for used in script.optimizers if used.id != "accelerate.DummyOptim"]
+    prepared = prepared_beside_section(script, is_scheduler=False)
+    certain = [made.place for made, confidence in prepared if confidence is Confidence.CERTAIN]
+    for used in own:
+        # A script that also makes the placeholder chooses between them.
+        if used.place in certain or len(own) == len(script.optimizers):
+            confidence = Confidence.CERTAIN if used.place in certain else Confidence.LIKELY
+            found = f"{used.text} with {section} in {file.name}"
+            yield hit_at(file, _TYPE, found=found, confidence=confidence)
 
 
 _DUMMY_OPTIMIZER_NEEDS_SECTION = Rule(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import ScriptCall, Snippet
+    from zerofit.scripts.facts import ScriptCall, ScriptFacts, Snippet
 
 EVERY_STAGE = tuple(ZeroStage)
 _GIVE_DEEPSPEED = {"deepspeed", "deepspeed_plugin", "deepspeed_plugins"}
@@ -41,6 +41,17 @@ def hit_under_condition(
     condition = f"`{call.one_rank.text}`" if call.one_rank else ""
     behind = f" if {condition} is false" if call.is_otherwise else f" under {condition}"
     return hit(call.seen, f"{behind}{more}", confidence)
+
+
+def prepared_beside_section(
+    script: ScriptFacts, *, is_scheduler: bool
+) -> Iterator[tuple[Snippet, Confidence]]:
+    """Yield the optimizers or schedulers that prepare() gets and that are no placeholders of accelerate's."""
+    for call in script.find(Action.PREPARE):
+        for prepared in call.prepared:
+            if prepared.is_scheduler is is_scheduler and not prepared.is_dummy:
+                is_certain = prepared.is_certain and call.is_in_each_run
+                yield prepared.made, Confidence.CERTAIN if is_certain else Confidence.LIKELY
 
 
 def uneven_share_text(share: Snippet) -> str:

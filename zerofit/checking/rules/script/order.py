@@ -308,7 +308,10 @@ def _prepared_without_size(situation: Situation) -> Iterator[Hit]:
         if call.unsized_loader is not None:
             yield hit(call.unsized_loader, " without a batch_size, in prepare()")
         elif call.num_loaders == 0:
-            yield hit(call.seen, " without a DataLoader")
+            is_certain = call.is_in_each_run and not call.has_unknown
+            yield hit(
+                call.seen, " without a DataLoader", Confidence.CERTAIN if is_certain else Confidence.LIKELY
+            )
         elif call.num_models == 0:
             continue  # without a model accelerate does not keep the size
         return
@@ -352,13 +355,21 @@ def _prepares_iterator(situation: Situation) -> Iterator[Hit]:
 @at_stages(*EVERY_STAGE)
 def _dummy_without_section(situation: Situation) -> Iterator[Hit]:
     script = situation.script
-    for call in script.find(Action.MAKE_DUMMY_SCHEDULER) if script else ():
+    if script is None:
+        return
+    for call in script.find(Action.MAKE_DUMMY_SCHEDULER):
         if "lr_scheduler_callable" in call.given:
             continue
         if call.without_section is not None:
             yield hit(call.seen, f" under `{call.without_section.text}`")
         elif not call.is_conditional and _has_no_scheduler(situation):
-            yield hit(call.seen, " with no scheduler in DeepSpeed's configuration")
+            is_certain = any(
+                prepared.made == call.seen and prepared.is_certain and prepare.is_in_each_run
+                for prepare in script.find(Action.PREPARE)
+                for prepared in prepare.prepared
+            )
+            confidence = Confidence.CERTAIN if is_certain else Confidence.LIKELY
+            yield hit(call.seen, " with no scheduler in DeepSpeed's configuration", confidence)
 
 
 def _has_no_scheduler(situation: Situation) -> bool:
