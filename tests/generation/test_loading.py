@@ -80,7 +80,7 @@ def test_what_transformers_can_not_load_is_an_error_in_words(
     with pytest.raises(UserError) as caught:
         load_model(_job(model))
     assert (caught.value.rule, caught.value.exit_code) == ("model-not-loaded", 1)
-    assert caught.value.found.startswith(f"--model {model}: ")
+    assert caught.value.found.startswith(f"{model}: ")
 
 
 def test_memory_that_runs_out_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def _not_loaded(job: GenerationJob, error: Exception) -> UserError:
     return UserError(
         "model-not-loaded",
         "transformers can't load the model",
-        found=f"--model {job.model}: {type(error).__name__}: {first_line(error)}",
+        found=f"{job.model}: {type(error).__name__}: {first_line(error)}",
         why="a file in the folder is damaged, or its weights don't belong to its config.json",
         fix="download or copy the folder again, and try AutoModelForCausalLM.from_pretrained() on it",
         exit_code=1,

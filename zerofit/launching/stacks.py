@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from zerofit.core.own_file import identity_of
-from zerofit.core.upstream.torch import BACKWARD, MODULE_CALLS
+from zerofit.core.upstream.torch import BACKWARD, MODULE_CALLS, THREAD_START
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +31,6 @@ _WORKER_DUMP_S = 0.1
 _PY_SPY_S = 30.0
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>\S+)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
-_FIRST_OF_PYTHON = "_bootstrap"
-"""The outermost function of a thread that Python has started (threading.py); torch's own have none."""
 _CALLS = ("distributed/distributed_c10d.py", "distributed/rendezvous.py")
 """Files of torch whose functions scripts and libraries call to meet the other ranks."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/deepspeed/comm/", "/zerofit/ranks/")
@@ -171,7 +169,7 @@ def read_stack(file: Path, begin: int) -> Stack:
     """Return the stack of the main thread, which faulthandler writes last, and of autograd's."""
     text = file.read_bytes()[begin:].decode(errors="replace")
     *others, main = (_frames(thread) for thread in _THREAD.split(text))
-    of_torch = (frames for frames in others if frames and frames[-1].function != _FIRST_OF_PYTHON)
+    of_torch = (frames for frames in others if frames and frames[-1].function != THREAD_START)
     return Stack(main, next(of_torch, ()))
 
 

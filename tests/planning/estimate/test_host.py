@@ -22,9 +22,9 @@ from zerofit.planning.estimate.host_memory import (
     ROUNDING,
     HostLedger,
     estimate_host_memory,
-    nvme_bytes_needed,
 )
 from zerofit.planning.estimate.model_use import ModelUse
+from zerofit.planning.estimate.nvme_space import nvme_bytes_needed
 
 _MODEL = ModelFacts(
     name="made",

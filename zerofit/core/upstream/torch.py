@@ -15,6 +15,8 @@ BACKWARD = "_engine_run_backward"
 """The last Python function of a backward pass (torch/autograd/graph.py)."""
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """Functions between a call of a module and its forward() (torch/nn/modules/module.py)."""
+THREAD_START = "_bootstrap"
+"""The outermost function of a thread that Python has started (threading.py); torch's own have none."""
 
 
 def set_device_guard() -> None:
