@@ -78,7 +78,11 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         if capture is None or answer.chosen is None
         else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
         "suggestions": [
-            {"change": suggestion.change, **(_judged(answer, suggestion.best) or {})}
+            {
+                "change": suggestion.change,
+                "results": suggestion.results,
+                **(_judged(answer, suggestion.best) or {}),
+            }
             for suggestion in answer.suggestions
         ],
         "counts": dataclasses.asdict(found.counts),
