@@ -96,7 +96,9 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%, 26 ms ±50% a step",
         "chosen by closed forms, and a trace may choose another: leave out --fast for that",
-        "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
+        "zerofit: whether never.py can resume from a checkpoint is unknown: it was not run here, and its "
+        "source does not show what trains; a plan of the script, without --model, would tell. Its run is not "
+        "restarted",
         "zerofit: the job may get any type of GPU: --constraint names the one that the plan is for",
         "zerofit: the number of steps is unknown: the script was not run here, and none of its arguments "
         "sets it; the cluster's default limit applies, and --time sets one",
@@ -270,6 +272,114 @@ def test_a_variable_whose_value_has_a_password_is_a_secret(same_folder: Path) ->
     shown = _submit(same_folder, *words, *named, "loop.py", "8", "0", **variables).check().stdout
     assert "not4files" not in shown
     assert "http://proxy:3128" in shown
+
+
+_TRAINS = "from transformers import Trainer, TrainingArguments\n"
+_PARSER = """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=float, default=1)
+parser.add_argument("--save-to", default="runs/7b")
+flags = parser.parse_args()
+"""
+_SOURCES = {
+    "a Trainer": f"{_TRAINS}Trainer(model=m, args=TrainingArguments(output_dir='out')).train()\n",
+    "a Trainer in main()": f"""{_TRAINS}
+def main():
+    Trainer(model=m, args=TrainingArguments('out'), train_dataset=d).train()
+
+if __name__ == "__main__":
+    main()
+""",
+    "TRL": "from trl import SFTConfig, SFTTrainer\nSFTTrainer(m, args=SFTConfig(output_dir='out')).train()\n",
+    "a subclass": f"""{_TRAINS}
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, **more): ...
+
+Weighted(model=m, args=TrainingArguments("out")).train()
+""",
+    "a loop that loads states": """from accelerate import Accelerator
+accelerator = Accelerator()
+accelerator.load_state("last")
+""",
+    "a loop": "from accelerate import Accelerator\naccelerator = Accelerator()\naccelerator.backward(loss)\n",
+    "another file's": "from library.cli import main\nmain()\n",
+    "a registry's": "import runners, sys\nrunners.get(sys.argv[1]).fit()\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("a Trainer", None),
+        ("a Trainer in main()", None),
+        ("TRL", None),
+        ("a subclass", None),
+        ("a loop that loads states", None),
+        ("a loop", "shows no way to resume from a checkpoint, so its run is not restarted"),
+        ("another file's", "can resume from a checkpoint is unknown: it was not run here"),
+        ("a registry's", "can resume from a checkpoint is unknown: it was not run here"),
+    ],
+)
+def test_whether_a_script_resumes_is_read_from_its_source(
+    kind: str, says: str | None, same_folder: Path
+) -> None:
+    (same_folder / "own.py").write_text(_SOURCES[kind])
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE)
+    run = _submit_here(same_folder, *words, "own.py").check()
+    job = run.stdout.splitlines()
+    assert ("#SBATCH --requeue" in job) is (says is None)
+    assert ("#SBATCH --no-requeue" in job) is (says is not None)
+    assert (says or "") in run.stderr
+    assert ("to resume from" in run.stderr or "can resume" in run.stderr) is (says is not None)
+
+
+def test_a_module_is_read_for_its_way_to_resume_too(same_folder: Path) -> None:
+    (same_folder / "package").mkdir()
+    (same_folder / "package" / "train.py").write_text(_SOURCES["a Trainer"])
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE, "-m", "package.train")
+    assert "#SBATCH --requeue" in _submit_here(same_folder, *words).check().stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "lost"),
+    [
+        (f"{_TRAINS}Trainer(args=TrainingArguments(output_dir='out'))", "", "out"),
+        (f"{_TRAINS}Trainer(args=TrainingArguments(output_dir='/scratch/out'))", "", "/scratch/out"),
+        (f"{_TRAINS}{_PARSER}Trainer(args=TrainingArguments(output_dir=flags.save_to))", "", "runs/7b"),
+        (
+            f"{_TRAINS}{_PARSER}Trainer(args=TrainingArguments(output_dir=flags.save_to))",
+            "--save-to else",
+            "else",
+        ),
+        ("from trl import DPOConfig, DPOTrainer\nDPOTrainer(args=DPOConfig(output_dir='dpo'))", "", "dpo"),
+        (
+            "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+            "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\nTrainer(args=args)",
+            "--output_dir=hf",
+            "hf",
+        ),
+        (f"{_TRAINS}Trainer(args=TrainingArguments(output_dir='/data/out'))", "", None),
+        (
+            f"{_TRAINS}{_PARSER}Trainer(args=TrainingArguments(output_dir=flags.save_to))",
+            "--save-to=/data/a",
+            None,
+        ),
+        (f"{_TRAINS}import os\nTrainer(args=TrainingArguments(output_dir=os.environ['OUT']))", "", None),
+        (f"{_TRAINS}Trainer(args=TrainingArguments())", "", None),
+        ("from accelerate import Accelerator\nAccelerator(project_dir='out')", "", None),
+    ],
+)
+def test_an_output_folder_beside_the_volume_is_read_from_the_source(
+    source: str, given: str, lost: str | None, same_folder: Path
+) -> None:
+    (same_folder / "own.py").write_text(f"{source}\n")
+    words = ("--on", "kubernetes", "--image", "i:1", "--volume", "checkpoints:/data", "--dry-run")
+    run = _submit_here(
+        same_folder, *words, "--gpus", "1xA100-80G", *_NO_CAPTURE, "own.py", *given.split()
+    ).check()
+    said = [line for line in run.stderr.splitlines() if "which is lost with its node" in line]
+    assert len(said) == (lost is not None)
+    assert all(line.startswith(f"zerofit: checkpoints go to {lost}, ") for line in said)
 
 
 def test_a_script_that_was_not_captured_is_read_for_its_way_to_resume(same_folder: Path) -> None:
