@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from clients import path_with
 from runs import Run, run_command
 from typed_flags import check_flags_were_typed
 from zerofit_in_process import run_in_process
@@ -254,6 +257,63 @@ def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str
     assert ran.stdout.startswith(f"{place}/zerofit-runs/")
     assert ran.stdout.endswith("/stop")
     assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+_SRUN = """case " $0 $* " in
+*scontrol*requeue*) touch {place}/requeued; exit;;
+*scontrol*) echo node0; exit;;
+esac
+# srun: the launchers end with 75 once they see the file, which is when all ranks have saved.
+for tenth in $(seq 100)
+do
+  [ -f {place}/job-folder/stop ] && exit 75
+  [ -f {place}/ends ] && exit "$(cat {place}/ends)"
+  sleep 0.1
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "ends", "restarts", "is_requeued"),
+    [
+        (("USR1",), None, 0, True),  # before a time limit, or a preemption with send_user_signal
+        (("USR1",), None, 2, True),
+        (("USR1",), None, 3, False),
+        (("TERM",), None, 0, False),  # scancel
+        (("USR1", "TERM"), None, 0, False),  # scancel while the ranks save
+        ((), 75, 0, True),  # a lost node
+        ((), 0, 0, False),
+        ((), 1, 0, False),
+        ((), 143, 0, False),  # the launchers got SIGTERM: Slurm requeues what it preempts
+    ],
+)
+def test_a_job_requeues_itself_only_after_it_was_told_to_save(
+    signals: tuple[str, ...], ends: int | None, restarts: int, is_requeued: bool, same_folder: Path
+) -> None:
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE, "loop.py", "8", "0")
+    shown = _submit_here(same_folder, *words).check().stdout
+    job = shown[shown.index("#!/bin/bash") : shown.index("\nsbatch ")]
+    folder = same_folder / "job-folder"
+    folder.mkdir()
+    (trap,) = [line for line in job.splitlines() if line.startswith("trap ")]
+    is_saving_long = len(signals) > 1
+    job = job.replace(trap, "trap : USR1" if is_saving_long else f"trap 'touch {folder}/stop' USR1")
+    (same_folder / "job.sh").write_text(job)
+    if ends is not None:
+        (same_folder / "ends").write_text(f"{ends}\n")
+    path = path_with(same_folder, "srun", "scontrol", script=_SRUN.replace("{place}", str(same_folder)))
+    variables = {
+        "PATH": path,
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node0",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    ran = subprocess.Popen(["bash", "job.sh"], cwd=same_folder, env=variables)
+    for name in signals:
+        time.sleep(0.4)
+        ran.send_signal(signal.Signals[f"SIG{name}"])
+    ran.wait(timeout=60)
+    assert (same_folder / "requeued").exists() is is_requeued
 
 
 def test_a_folder_that_would_end_its_line_is_refused(tmp_path: Path) -> None:
