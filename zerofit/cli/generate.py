@@ -147,9 +147,12 @@ def generate(dry_run: bool, **flags: Any) -> int:
     files, 128 + N if signal N ended it: 130 after Ctrl-C, 141 if the reader of --out - has gone.
     """
     from zerofit.launching.generate.generate_file import generate_file
+    from zerofit.launching.launch import unwritten
 
-    generated = generate_file(**flags, dry_run=dry_run, observer=Console())
+    console = Console()
+    generated = generate_file(**flags, dry_run=dry_run, observer=console)
     if dry_run:
+        console.say(unwritten("the same line without --dry-run", "generates"))
         files = generated.files.items()
         show_files({path: _begin_of(text) if path.suffix == ".jsonl" else text for path, text in files})
         echo(generated.command)

@@ -62,6 +62,8 @@ _ONLY_PLANNING = (
     "is_fast",
 )
 """Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
+_ONLY_SHOWING = ("dry_run", "verbose", "quiet")
+"""Parameters of `zerofit launch` that change nothing in a run."""
 _WIDE = 160
 """Terminal columns from which on verdicts and strategies are written in full."""
 _LESS_IMPORTANT = (3, 7, 5, 6, 2)
@@ -286,8 +288,11 @@ def command_with(suggestion: Suggestion, spec: RunSpec) -> str:
 
 
 def launch_line(spec: RunSpec) -> TypedLine:
-    """Return the line that trains what a line of `zerofit plan` plans; another verb's line as it is."""
+    """Return the line that trains what a line plans, or shows without training; another verb's as it is."""
     typed = spec.typed
+    if typed.verb[1:] == ("launch",):
+        machine = () if spec.on_cpu else MachineFlags.__dataclass_fields__  # a rehearsal plans for others
+        return typed.without({*_ONLY_SHOWING, *machine})
     if spec.target is None or typed.verb[1:] != ("plan",):
         return typed
     left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
