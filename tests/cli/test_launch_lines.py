@@ -113,7 +113,11 @@ def test_run_folder_of_a_module_has_its_name(run_zerofit: RunZerofit, folder: Pa
         assert re.search(r"/zerofit-runs/[\d_-]+-train/plan\.json -m train$", run.stdout, re.MULTILINE)
 
 
-_ANCHORS = ("your script as it is: ", "as your files say (acc.yaml): ZeRO-3, ", "runs with ")
+_ANCHORS = (
+    "as your files say (acc.yaml): ZeRO-3, ",
+    "your script without these files: ",
+    "runs with ",
+)
 _FROM_PYTHON = """\
 import zerofit
 
