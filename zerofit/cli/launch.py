@@ -110,7 +110,7 @@ def launch(
     tune: int,
     **flags: Any,
 ) -> int:
-    """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
+    """Train SCRIPT, unmodified, under the fastest memory strategy that fits.
 
     On GPUs the script first runs up to its first training step, so that the plan is for what it really
     trains; flags fix parts of the plan. --preset, --plan, --model, --no-capture and --cpu skip that.
