@@ -8,7 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -182,3 +182,29 @@ def test_a_command_takes_at_most_so_many_times_as_long_as_another(tmp_path: Path
         if all(took[command] <= limit * took[than] for command, than, limit in limits):
             return
     pytest.fail(f"CPU seconds: {took}")
+
+
+def _lines(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each verb, with those of its subcommands."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        verb = group.get_command(context, name)
+        yield (*path, name)
+        if isinstance(verb, click.Group):
+            yield from _lines(verb, (*path, name))
+
+
+def test_no_help_text_is_cut(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    group = importlib.import_module("zerofit.cli.main").zerofit
+    cut = []
+    for words in ((), *_lines(group)):
+        shown = run_zerofit(*words, "--help", cwd=tmp_path, environment=_NARROW).stdout.splitlines()
+        cut += [(words, line) for line in shown if line.rstrip().endswith(("…", "..."))]
+        assert shown, words
+    assert [line for _, line in cut if not line.startswith("Usage:")] == []
+
+
+@pytest.mark.parametrize("verb", ["launch", "plan", "submit", "config", "tune"])
+def test_the_engine_is_a_common_flag(run_zerofit: RunZerofit, tmp_path: Path, verb: str) -> None:
+    shown = run_zerofit(verb, "--help", cwd=tmp_path, environment=_NARROW).stdout
+    assert "  --engine " in shown

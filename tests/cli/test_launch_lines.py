@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,11 @@ def test_run_folder_of_a_module_has_its_name(run_zerofit: RunZerofit, folder: Pa
         assert re.search(r"/zerofit-runs/[\d_-]+-train/plan\.json -m train$", run.stdout, re.MULTILINE)
 
 
-_ANCHORS = ("your script as it is: ", "as your files say (acc.yaml): ZeRO-3, ", "runs with ")
+_ANCHORS = (
+    "as your files say (acc.yaml): ZeRO-3, ",
+    "your script without these files: ",
+    "runs with ",
+)
 _FROM_PYTHON = """\
 import zerofit
 
@@ -154,6 +159,43 @@ def test_dry_run_shows_the_short_files_and_names_the_long_one(run_zerofit: RunZe
     shown = [re.sub(r"[\d.]+ KiB", "N KiB", Path(line).name) for line in lines]
     assert shown == ["plan.json: N KiB, not shown", "accelerate.yaml", "command.sh", "ds_config.json"]
     assert len(run.stdout.splitlines()) < 60
+
+
+_MODEL = "--model gpt2 --seq-len 64 --global-batch-size 8 --fast"
+
+
+@pytest.mark.parametrize(
+    ("typed", "pasted"),
+    [
+        ("--cpu --dry-run train.py", "zerofit launch --cpu train.py"),
+        ("--cpu --dry-run --quiet train.py --lr 1", None),
+        (
+            "--cpu --num-processes 2 --dry-run --verbose train.py 'a b'",
+            "zerofit launch --cpu --num-processes 2 train.py 'a b'",
+        ),
+        (f"--dry-run --gpus 8xH100 {_MODEL} train.py", f"zerofit launch {_MODEL} train.py"),
+        (
+            f"--dry-run --cpu --gpus 8xH100 {_MODEL} train.py",
+            f"zerofit launch --cpu --gpus 8xH100 {_MODEL} train.py",
+        ),
+        (
+            "--cpu --dry-run accelerate launch --num_processes 2 train.py",
+            "zerofit launch --num-processes 2 --cpu train.py",
+        ),
+        ("--cpu --dry-run --zero-stage 2 -m train", "zerofit launch --cpu --zero-stage 2 -m train"),
+    ],
+)
+def test_a_dry_run_names_the_line_that_runs_when_pasted(
+    typed: str, pasted: str | None, run_zerofit: RunZerofit, folder: Path
+) -> None:
+    run = run_zerofit("launch", *shlex.split(typed), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    said = " ".join(run.stderr.split())
+    sentence = f"a dry run writes none of the files that the command below reads: `{pasted}` writes them"
+    assert (sentence in said) is (pasted is not None)
+    assert not (folder / "zerofit-runs").exists()
+    command = run.stdout.splitlines()[-1]
+    assert "accelerate.yaml" in command
 
 
 def test_plan_of_more_ranks_than_gpus_is_refused(run_zerofit: RunZerofit, folder: Path) -> None:

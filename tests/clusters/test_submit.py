@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from clients import path_with
 from runs import Run, run_command
 from typed_flags import check_flags_were_typed
 from zerofit_in_process import run_in_process
@@ -96,7 +99,9 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
     assert run.stderr.splitlines() == [
         "runs with ZeRO-1, batch 8 x 1: 7.0 GiB ±20%, 26 ms ±50% a step",
         "chosen by closed forms, and a trace may choose another: leave out --fast for that",
-        "zerofit: never.py shows no way to resume from a checkpoint, so its run is not restarted",
+        "zerofit: whether never.py can resume from a checkpoint is unknown: it was not run here, and its "
+        "source does not show what trains; a plan of the script, without --model, would tell. Its run is not "
+        "restarted",
         "zerofit: the job may get any type of GPU: --constraint names the one that the plan is for",
         "zerofit: the number of steps is unknown: the script was not run here, and none of its arguments "
         "sets it; the cluster's default limit applies, and --time sets one",
@@ -254,6 +259,63 @@ def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
+_SRUN = """case " $0 $* " in
+*scontrol*requeue*) touch {place}/requeued; exit;;
+*scontrol*) echo node0; exit;;
+esac
+# srun: the launchers end with 75 once they see the file, which is when all ranks have saved.
+for tenth in $(seq 100)
+do
+  [ -f {place}/job-folder/stop ] && exit 75
+  [ -f {place}/ends ] && exit "$(cat {place}/ends)"
+  sleep 0.1
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "ends", "restarts", "is_requeued"),
+    [
+        (("USR1",), None, 0, True),  # before a time limit, or a preemption with send_user_signal
+        (("USR1",), None, 2, True),
+        (("USR1",), None, 3, False),
+        (("TERM",), None, 0, False),  # scancel
+        (("USR1", "TERM"), None, 0, False),  # scancel while the ranks save
+        ((), 75, 0, True),  # a lost node
+        ((), 0, 0, False),
+        ((), 1, 0, False),
+        ((), 143, 0, False),  # the launchers got SIGTERM: Slurm requeues what it preempts
+    ],
+)
+def test_a_job_requeues_itself_only_after_it_was_told_to_save(
+    signals: tuple[str, ...], ends: int | None, restarts: int, is_requeued: bool, same_folder: Path
+) -> None:
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE, "loop.py", "8", "0")
+    shown = _submit_here(same_folder, *words).check().stdout
+    job = shown[shown.index("#!/bin/bash") : shown.index("\nsbatch ")]
+    folder = same_folder / "job-folder"
+    folder.mkdir()
+    (trap,) = [line for line in job.splitlines() if line.startswith("trap ")]
+    is_saving_long = len(signals) > 1
+    job = job.replace(trap, "trap : USR1" if is_saving_long else f"trap 'touch {folder}/stop' USR1")
+    (same_folder / "job.sh").write_text(job)
+    if ends is not None:
+        (same_folder / "ends").write_text(f"{ends}\n")
+    path = path_with(same_folder, "srun", "scontrol", script=_SRUN.replace("{place}", str(same_folder)))
+    variables = {
+        "PATH": path,
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node0",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    ran = subprocess.Popen(["bash", "job.sh"], cwd=same_folder, env=variables)
+    for name in signals:
+        time.sleep(0.4)
+        ran.send_signal(signal.Signals[f"SIG{name}"])
+    ran.wait(timeout=60)
+    assert (same_folder / "requeued").exists() is is_requeued
+
+
 def test_a_folder_that_would_end_its_line_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "a\nrm b"
     place.mkdir()
@@ -270,6 +332,114 @@ def test_a_variable_whose_value_has_a_password_is_a_secret(same_folder: Path) ->
     shown = _submit(same_folder, *words, *named, "loop.py", "8", "0", **variables).check().stdout
     assert "not4files" not in shown
     assert "http://proxy:3128" in shown
+
+
+_TRAINS = "from transformers import Trainer, TrainingArguments\n"
+_PARSER = """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=float, default=1)
+parser.add_argument("--save-to", default="runs/7b")
+flags = parser.parse_args()
+"""
+_SOURCES = {
+    "a Trainer": f"{_TRAINS}Trainer(model=m, args=TrainingArguments(output_dir='out')).train()\n",
+    "a Trainer in main()": f"""{_TRAINS}
+def main():
+    Trainer(model=m, args=TrainingArguments('out'), train_dataset=d).train()
+
+if __name__ == "__main__":
+    main()
+""",
+    "TRL": "from trl import SFTConfig, SFTTrainer\nSFTTrainer(m, args=SFTConfig(output_dir='out')).train()\n",
+    "a subclass": f"""{_TRAINS}
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, **more): ...
+
+Weighted(model=m, args=TrainingArguments("out")).train()
+""",
+    "a loop that loads states": """from accelerate import Accelerator
+accelerator = Accelerator()
+accelerator.load_state("last")
+""",
+    "a loop": "from accelerate import Accelerator\naccelerator = Accelerator()\naccelerator.backward(loss)\n",
+    "another file's": "from library.cli import main\nmain()\n",
+    "a registry's": "import runners, sys\nrunners.get(sys.argv[1]).fit()\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("a Trainer", None),
+        ("a Trainer in main()", None),
+        ("TRL", None),
+        ("a subclass", None),
+        ("a loop that loads states", None),
+        ("a loop", "shows no way to resume from a checkpoint, so its run is not restarted"),
+        ("another file's", "can resume from a checkpoint is unknown: it was not run here"),
+        ("a registry's", "can resume from a checkpoint is unknown: it was not run here"),
+    ],
+)
+def test_whether_a_script_resumes_is_read_from_its_source(
+    kind: str, says: str | None, same_folder: Path
+) -> None:
+    (same_folder / "own.py").write_text(_SOURCES[kind])
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE)
+    run = _submit_here(same_folder, *words, "own.py").check()
+    job = run.stdout.splitlines()
+    assert ("#SBATCH --requeue" in job) is (says is None)
+    assert ("#SBATCH --no-requeue" in job) is (says is not None)
+    assert (says or "") in run.stderr
+    assert ("to resume from" in run.stderr or "can resume" in run.stderr) is (says is not None)
+
+
+def test_a_module_is_read_for_its_way_to_resume_too(same_folder: Path) -> None:
+    (same_folder / "package").mkdir()
+    (same_folder / "package" / "train.py").write_text(_SOURCES["a Trainer"])
+    words = ("--on", "slurm", "--dry-run", "--gpus", "1xA100-80G", *_NO_CAPTURE, "-m", "package.train")
+    assert "#SBATCH --requeue" in _submit_here(same_folder, *words).check().stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "lost"),
+    [
+        (f"{_TRAINS}Trainer(args=TrainingArguments(output_dir='out'))", "", "out"),
+        (f"{_TRAINS}Trainer(args=TrainingArguments(output_dir='/scratch/out'))", "", "/scratch/out"),
+        (f"{_TRAINS}{_PARSER}Trainer(args=TrainingArguments(output_dir=flags.save_to))", "", "runs/7b"),
+        (
+            f"{_TRAINS}{_PARSER}Trainer(args=TrainingArguments(output_dir=flags.save_to))",
+            "--save-to else",
+            "else",
+        ),
+        ("from trl import DPOConfig, DPOTrainer\nDPOTrainer(args=DPOConfig(output_dir='dpo'))", "", "dpo"),
+        (
+            "from transformers import HfArgumentParser, Trainer, TrainingArguments\n"
+            "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\nTrainer(args=args)",
+            "--output_dir=hf",
+            "hf",
+        ),
+        (f"{_TRAINS}Trainer(args=TrainingArguments(output_dir='/data/out'))", "", None),
+        (
+            f"{_TRAINS}{_PARSER}Trainer(args=TrainingArguments(output_dir=flags.save_to))",
+            "--save-to=/data/a",
+            None,
+        ),
+        (f"{_TRAINS}import os\nTrainer(args=TrainingArguments(output_dir=os.environ['OUT']))", "", None),
+        (f"{_TRAINS}Trainer(args=TrainingArguments())", "", None),
+        ("from accelerate import Accelerator\nAccelerator(project_dir='out')", "", None),
+    ],
+)
+def test_an_output_folder_beside_the_volume_is_read_from_the_source(
+    source: str, given: str, lost: str | None, same_folder: Path
+) -> None:
+    (same_folder / "own.py").write_text(f"{source}\n")
+    words = ("--on", "kubernetes", "--image", "i:1", "--volume", "checkpoints:/data", "--dry-run")
+    run = _submit_here(
+        same_folder, *words, "--gpus", "1xA100-80G", *_NO_CAPTURE, "own.py", *given.split()
+    ).check()
+    said = [line for line in run.stderr.splitlines() if "which is lost with its node" in line]
+    assert len(said) == (lost is not None)
+    assert all(line.startswith(f"zerofit: checkpoints go to {lost}, ") for line in said)
 
 
 def test_a_script_that_was_not_captured_is_read_for_its_way_to_resume(same_folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -227,10 +228,12 @@ def test_a_launch_removes_what_a_killed_build_left_and_warns_of_what_it_is_not_s
         os.utime(lock, (0, 0))
     with held.open():
         said = list(clear_abandoned_locks(environ={"XDG_CACHE_HOME": str(tmp_path)}, home=tmp_path))
+    days = int(time.time() // 86400)
     assert said == [
         f"no process here holds {young}; if none does on another node, this run waits for it forever: rm "
         f"{young}",
-        f"removed {old}, left over from a killed build; runs would wait for it forever",
+        f"removed {old}: torch made it {days} days ago while it compiled, and no process has it open, "
+        "so that build was killed; runs would wait for it forever",
     ]
     assert (old.exists(), young.exists(), held.exists()) == (False, True, True)
 
@@ -261,9 +264,29 @@ def test_a_young_lock_goes_if_it_says_that_its_run_was_here(
         environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
         said = list(clear_abandoned_locks(environ=environ, home=tmp_path, are_signed=are_signed))
     assert lock.exists() == (not is_removed)
-    assert said == [f"removed {lock}, left over from a killed build; runs would wait for it forever"] or (
-        not is_removed and all("no process here holds" in line for line in said)
+    removed = (
+        f"removed {lock}: a run of zerofit here made it 0 minutes ago while it compiled, and no process "
+        "has it open, so that build was killed; runs would wait for it forever"
     )
+    assert said == [removed] or (not is_removed and all("no process here holds" in line for line in said))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "words"),
+    [
+        (660, "11 minutes"),
+        (7100, "118 minutes"),
+        (7300, "2 hours"),
+        (97_500, "27 hours"),
+        (900_000, "10 days"),
+    ],
+)
+def test_a_removed_lock_is_told_with_its_age(age_s: int, words: str, tmp_path: Path) -> None:
+    lock = tmp_path / "cpu_adam/lock"
+    _touch(lock)
+    os.utime(lock, (time.time() - age_s,) * 2)
+    (said,) = clear_abandoned_locks(environ={"TORCH_EXTENSIONS_DIR": str(tmp_path)}, home=tmp_path)
+    assert said.startswith(f"removed {lock}: torch made it {words} ago while it compiled, and no")
 
 
 def test_locks_are_found_in_a_folder_of_the_users_too(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_loops_way_is_in_its_source(source: str, way: ResumeWay, tmp_path: Pat
 
 def test_a_trainer_resumes_by_itself_and_what_was_not_captured_by_no_known_way() -> None:
     assert resume_way(TRAINER) == ResumeWay(is_by_trainer=True)
-    assert resume_way(None) == ResumeWay()
+    assert resume_way(None) == ResumeWay(is_unread=True)
 
 
 @pytest.mark.parametrize(

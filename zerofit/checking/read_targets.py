@@ -331,11 +331,13 @@ class _Reading:
             self.missing_hostfile = flag.text
 
     def _read_script(self, command: LaunchCommand, name: str) -> None:
+        from zerofit.scripts.target import check_script, file_of_module
+
         script: str | None = name
         if command.find("module") is not None or (
             command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
         ):
-            script = script_files.file_of_module(name)  # one that is installed elsewhere stays unknown
+            script = file_of_module(name)  # one that is installed elsewhere stays unknown
         if not os.path.exists(name) and (is_truth(name) or _lacks_value(command)):
             return  # a value that was taken for the script, which a rule reports
         if self._line is not None:
@@ -343,8 +345,6 @@ class _Reading:
             return
         try:
             if script == name:
-                from zerofit.scripts.target import check_script
-
                 check_script((name,))
             if script is not None:
                 self._add(script, script_file(script))

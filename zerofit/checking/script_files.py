@@ -83,12 +83,6 @@ def inline_json(value: str) -> str | None:
     return value if value.lstrip().startswith("{") else None
 
 
-def file_of_module(name: str) -> str | None:
-    """Return the file that `python -m name` runs, if it is below the current folder."""
-    path = name.replace(".", "/")
-    return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
-
-
 def default_accelerate_file() -> str | None:
     """Return the file that `accelerate launch` reads by default.
 

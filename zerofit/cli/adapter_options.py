@@ -67,7 +67,7 @@ ADAPTER_OPTIONS = (
         "--freeze",
         multiple=True,
         type=_Names("NAMES"),
-        help="Comma-separated parameters to freeze: embeddings, embeddings+N (also the first N blocks), "
+        help="Parameters to freeze, separated by commas; embeddings, embeddings+N (also the first N blocks), "
         "blocks, all-but-head, or patterns of parameter names such as '*.layer.0.*'.",
     ),
     click.option("--lora", is_flag=True, help="Train adapters on frozen weights (peft)."),

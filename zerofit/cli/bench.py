@@ -12,7 +12,7 @@ from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.options import gpu_ids_option
 from zerofit.cli.output.console import Console, echo, for_terminal
 from zerofit.cli.output.ladder_table import ladder_commands, ladder_json, ladder_table
-from zerofit.cli.parameters import CONTEXT, TASK, Verb, Word, number_option
+from zerofit.cli.parameters import CONTEXT, TASK, Verb, VerbGroup, Word, number_option
 from zerofit.cli.tune import budget_option, hang_limit_option
 from zerofit.launching.ladder import (
     CPU_BATCH,
@@ -31,7 +31,7 @@ _NOTHING_MEASURED = 1
 """Exit code if no rung was measured."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
     """Measure on this machine what zerofit predicts."""
 

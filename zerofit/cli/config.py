@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     shell_complete=complete_file,
     help="Import an accelerate (YAML) or DeepSpeed (JSON) file.",
 )
-@click.option("--auto", is_flag=True, help='Write "auto" for what the script decides, instead of numbers.')
+@click.option("--auto", is_flag=True, help='Write "auto" for what the script decides; instead of numbers.')
 @no_check_option
 @click.option("--force", is_flag=True, help="Overwrite files that differ.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")

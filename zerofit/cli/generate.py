@@ -58,7 +58,8 @@ _MOST_SHOWN = 20
     required=True,
     metavar="FILE",
     shell_complete=complete_file,
-    help='.txt: a prompt per line. .jsonl: a string per line, or an object with "prompt" or "messages". '
+    help="File of prompts; .txt: a prompt per line. .jsonl: a string per line, or an object with "
+    '"prompt" or "messages". '
     "- reads JSONL from standard input.",
 )
 @click.option(
@@ -69,12 +70,12 @@ _MOST_SHOWN = 20
     help="JSONL with the completions; - is standard output, at the end.",
 )
 @click.option("--max-new-tokens", type=POSITIVE, help="Maximum number of tokens in a completion.")
-@click.option(
-    "--generation-config", type=_FILE, help="JSON file with settings of transformers' GenerationConfig."
-)
-@click.option("--do-sample/--greedy", default=None, help="Sample tokens, or always take the most likely one.")
+@click.option("--generation-config", type=_FILE, help="JSON file of transformers' GenerationConfig.")
+@click.option("--do-sample/--greedy", default=None, help="Sample tokens; or always take the most likely one.")
 @click.option("--temperature", type=_AT_LEAST_0, help="Above 1 is more random; enables sampling.")
-@click.option("--top-p", type=_PART, help="Sample from the most likely tokens with this total probability.")
+@click.option(
+    "--top-p", type=_PART, help="Sample from the most likely tokens; those with this total probability."
+)
 @click.option(
     "--top-k", type=Number(int, least=0), help="Sample from this many of the most likely tokens; 0 is all."
 )
@@ -86,7 +87,7 @@ _MOST_SHOWN = 20
     help="Above 1 makes repetition less likely.",
 )
 @click.option("--seed", type=Number(int, least=0), default=0, show_default=True, help="Random seed.")
-@click.option("--chat", is_flag=True, help="Treat plain prompts as user messages of a chat.")
+@click.option("--chat", is_flag=True, help="Treat plain prompts as messages of a user.")
 @click.option("--chat-template", type=_FILE, help="Jinja file to use instead of the tokenizer's template.")
 @click.option("--batch-size", type=POSITIVE, help="Prompts in one call on one rank.")
 @click.option(
@@ -100,19 +101,19 @@ _MOST_SHOWN = 20
     type=Word("gather", Gather),
     default=Gather.AUTO.value,
     show_default=True,
-    help="Under ZeRO-3: gather the weights once, or layer by layer for every token.",
+    help="Gather the weights of ZeRO-3 once; or layer by layer for every token.",
 )
 @click.option(
     "--zero-stage",
     type=ZERO_STAGE,
     metavar="[0|3]",
-    help="0: the whole model on each rank. 3: partitioned over the ranks.",
+    help="0: whole model on each rank, 3: partitioned.",
 )
 @click.option(
     "--param-offload",
     "--offload-param",
     type=OFFLOAD,
-    help="Where partitioned weights are kept under ZeRO-3.",
+    help="Where ZeRO-3 keeps partitioned weights.",
 )
 @click.option(
     "--nvme-path",
@@ -127,7 +128,7 @@ _MOST_SHOWN = 20
 @click.option(
     "--gpus",
     metavar="SPEC",
-    help="With --dry-run: plan for these GPUs of another machine, such as 8xA100-80G.",
+    help="With --dry-run: plan for other GPUs; of another machine, such as 8xA100-80G.",
 )
 @click.option("--cpu", is_flag=True, help="Generate on the CPU, ignoring GPUs.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
@@ -147,9 +148,12 @@ def generate(dry_run: bool, **flags: Any) -> int:
     files, 128 + N if signal N ended it: 130 after Ctrl-C, 141 if the reader of --out - has gone.
     """
     from zerofit.launching.generate.generate_file import generate_file
+    from zerofit.launching.launch import unwritten
 
-    generated = generate_file(**flags, dry_run=dry_run, observer=Console())
+    console = Console()
+    generated = generate_file(**flags, dry_run=dry_run, observer=console)
     if dry_run:
+        console.say(unwritten("the same line without --dry-run", "generates"))
         files = generated.files.items()
         show_files({path: _begin_of(text) if path.suffix == ".jsonl" else text for path, text in files})
         echo(generated.command)

@@ -13,6 +13,7 @@ _GROUPS = {
         "preset",
         "plan",
         "fix",
+        "engine",
         "zero_stage",
         "optimizer_offload",
         "param_offload",
@@ -30,8 +31,6 @@ _GROUPS = {
 """Common parameters of all verbs, by group."""
 _MAX_FLAG_WIDTH = 30
 """Maximum width of a flag with its value; for a wider one the kind of value replaces its choices."""
-_MARGINS = 4
-"""Margins before a flag and between it and its text."""
 
 
 class GroupedVerb(Verb):
@@ -79,8 +78,7 @@ class GroupedVerb(Verb):
             if not rows:
                 continue
             with formatter.section(group):
-                room = formatter.width - max(len(flag) for flag, _ in rows) - _MARGINS
-                formatter.write_dl([(flag, _fitting(text, room)) for flag, text in rows])
+                formatter.write_dl(rows)
         formatter.write_paragraph()
         formatter.write_text("--help-all shows every flag, each with its whole text.")
 
@@ -93,10 +91,3 @@ def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
         metavar = f" {(option.type.name or 'value').upper()}"
     text = (option.help or "").partition(";")[0]
     return flag + metavar, ("[required] " if option.required else "") + text.rstrip(".")
-
-
-def _fitting(text: str, room: int) -> str:
-    """Return as many words as fit in one line."""
-    if len(text) <= room:
-        return text
-    return text[: room - 1].rpartition(" ")[0] + "…"

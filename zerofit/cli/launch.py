@@ -43,7 +43,7 @@ _EXPLAIN_LIMIT_S = 10.0
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @gpu_ids_option
 @machine_options(
-    gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to test it here."
+    gpus="Plan for these GPUs; with --dry-run to see what would run there, with --cpu to test it here."
 )
 @click.option("--no-capture", is_flag=True, help="Use only the flags, without looking at what SCRIPT trains.")
 @capture_limit_option
@@ -89,7 +89,7 @@ _EXPLAIN_LIMIT_S = 10.0
     help="First run the plan's best N strategies for a few steps, as `zerofit tune` does; use the fastest.",
 )
 @script_options(
-    dry_run="Print the decision and the command, with --verbose also the files, and train nothing. Planning "
+    dry_run="Print the decision and the command; with --verbose also the files. Nothing is trained. Planning "
     "still runs SCRIPT up to its training, unless --no-capture is given.",
     verbose="Print everything: the capture, the plan's table, the command.",
 )
@@ -110,7 +110,7 @@ def launch(
     tune: int,
     **flags: Any,
 ) -> int:
-    """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
+    """Train SCRIPT, unmodified, under the fastest memory strategy that fits.
 
     On GPUs the script first runs up to its first training step, so that the plan is for what it really
     trains; flags fix parts of the plan. --preset, --plan, --model, --no-capture and --cpu skip that.

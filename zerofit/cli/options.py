@@ -50,7 +50,7 @@ _START_OPTIONS = (
         "--preset",
         metavar="NAME",
         shell_complete=complete_words(preset.name for preset in PRESETS),
-        help=f"Start from a preset: {', '.join(p.name for p in PRESETS)}.",
+        help=f"Start from a preset; one of {', '.join(p.name for p in PRESETS)}.",
     ),
     click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
@@ -59,7 +59,7 @@ _FIELD_OPTIONS = (
     click.option(
         "--zero-stage",
         type=ZERO_STAGE,
-        help="ZeRO stage: the states that DeepSpeed shards over the ranks.",
+        help="ZeRO stage; the states that DeepSpeed shards over the ranks.",
     ),
     click.option(
         "--offload-optimizer",
@@ -121,7 +121,7 @@ _FIELD_OPTIONS = (
     ),
     click.option("--compile", is_flag=True, default=None, help="Use torch.compile."),
     *ADAPTER_OPTIONS,
-    click.option("--tf32/--no-tf32", default=None, help="Use tf32 for fp32 matrix products on tensor cores."),
+    click.option("--tf32/--no-tf32", default=None, help="Use tf32 for fp32 products on tensor cores."),
     click.option("--liger", is_flag=True, default=None, help="Use Liger kernels in the model."),
     click.option("--group-by-length", is_flag=True, default=None, help="Batch samples of similar length."),
     number_option(
@@ -171,7 +171,7 @@ rendezvous_options = option_group(
 """The flags for the rendezvous of nodes."""
 
 no_check_option = click.option(
-    "--no-check", is_flag=True, help="Continue even if the rules of `zerofit check` say that it can't work."
+    "--no-check", is_flag=True, help="Continue even if `zerofit check` says that it can't work."
 )
 trust_option = click.option(
     "--trust-checkpoint",

@@ -122,6 +122,21 @@ class Parsed(ParamType[Any]):
             raise bad_value(flag, value, why=self._why, fix=self._fix) from None
 
 
+class VerbGroup(click.Group):
+    """Verbs of one subject, listed with their whole first sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs; click itself cuts their sentences at the width of the terminal."""
+        names = self.list_commands(ctx)
+        verbs = [(name, verb) for name in names if (verb := self.get_command(ctx, name)) is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.get_short_help_str(limit=_NO_LIMIT)) for name, verb in verbs])
+
+
+_NO_LIMIT = 10_000
+"""Characters of a sentence, more than any has."""
+
+
 class Verb(click.Command):
     """A verb whose name is included in errors on its command line."""
 

@@ -72,27 +72,27 @@ if TYPE_CHECKING:
     "--compare",
     metavar="SPECS",
     shell_complete=complete_gpus,
-    help="Several machines instead of --gpus: 8xA100-80G,1x4090.",
+    help="Several machines instead of --gpus; 8xA100-80G,1x4090.",
 )
 @click.option(
     "--compare-layouts",
     is_flag=True,
-    help="Also list the ways in which GPUs can share samples: sequence, tensor, pipeline parallel.",
+    help="Also list the ways in which GPUs can share samples; sequence, tensor, pipeline parallel.",
 )
 @click.option(
     "--fix",
     metavar="NAME=VALUE",
     expose_value=False,
-    help="Fix a part of the plan, as the flag of that name does.",
+    help="Fix a part of the plan; as the flag of that name does.",
 )
 @field_options
-@click.option("--why", is_flag=True, help="Every reason, every term of every phase, with formula and source.")
+@click.option("--why", is_flag=True, help="Every reason, every term of every phase; with formula and source.")
 @wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the plan to a file, for config --plan and launch --plan.",
+    help="Write the plan to a file; for config --plan and launch --plan.",
 )
 @click.option("--force", is_flag=True, help="Overwrite a plan that differs, or an existing plot.")
 @click.option(

@@ -78,7 +78,7 @@ model_options = option_group(
         "--model",
         metavar="MODEL",
         shell_complete=complete_model,
-        help="A folder, a config.json, a hub id or a name from the catalog.",
+        help="A folder, config.json, hub id or name from the catalog.",
     ),
     number_option(
         "--seq-len",
@@ -116,7 +116,7 @@ model_options = option_group(
         "--allow",
         type=_Allowed(),
         default=frozenset(),
-        help="Changes to the training that are permitted if nothing else fits.",
+        help="Changes permitted if nothing else fits; to what is trained, or on what.",
     ),
     click.option(
         "--reserve",
@@ -140,7 +140,7 @@ model_options = option_group(
         "--fastest",
         "takes_fastest",
         is_flag=True,
-        help="Use the fastest strategy, even in 16 bits if SCRIPT names no precision.",
+        help="Use the fastest strategy, even in 16 bits; if SCRIPT names no precision.",
     ),
 )
 """The flags for model and workload."""

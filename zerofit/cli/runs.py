@@ -10,14 +10,14 @@ import click
 
 from zerofit.cli.completion import complete_run
 from zerofit.cli.output.console import echo
-from zerofit.cli.parameters import CONTEXT, Number, Verb
+from zerofit.cli.parameters import CONTEXT, Number, Verb, VerbGroup
 from zerofit.cli.shared_options import json_option, run_dir_option
 from zerofit.core.units import format_bytes
 from zerofit.launching.clusters.follow import cancel, find_run, print_log, run_status, status_lines
 from zerofit.launching.run_list import list_runs, remove_run, runs_to_prune
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(cls=VerbGroup, context_settings=CONTEXT)
 def runs() -> None:
     """List, follow, cancel and remove local runs and those of `zerofit submit`.
 

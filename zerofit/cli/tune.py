@@ -73,7 +73,7 @@ hang_limit_option = number_option(
     "num_trials",
     metavar="N",
     default=_DEFAULT.num_trials,
-    help="Maximum number of strategies to try, including those of an earlier start.",
+    help="Maximum number of strategies to try; including those of an earlier start.",
 )
 @number_option(
     "--steps",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import tempfile
 import warnings
@@ -99,7 +100,8 @@ def export(source: Path, out: Path, *, trusts_checkpoint: bool = False) -> Expor
         raise
     for name in _TOKENIZER:
         if (checkpoint / name).is_file():
-            shutil.copy2(checkpoint / name, out / name)
+            shutil.copyfile(checkpoint / name, out / name)
+    _set_modes(out)
     return Exported(
         checkpoint=checkpoint,
         folder=out,
@@ -107,6 +109,15 @@ def export(source: Path, out: Path, *, trusts_checkpoint: bool = False) -> Expor
         num_parameters=sum(tensor.numel() for tensor in written.values()),
         total_bytes=sum(tensor.nbytes for tensor in written.values()),
     )
+
+
+def _set_modes(folder: Path) -> None:
+    """Give files the mode that the umask leaves new ones; safetensors writes its own for the owner alone."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~umask)
 
 
 def _checkpoint(source: Path) -> Path:
@@ -231,7 +242,7 @@ def _write_model(configs: Path, weights: Mapping[str, Any], out: Path) -> dict[s
     model = _empty_model(configs)
     model.save_pretrained(out, state_dict=dict(weights))
     if (configs / "generation_config.json").is_file():
-        shutil.copy2(configs / "generation_config.json", out)
+        shutil.copyfile(configs / "generation_config.json", out / "generation_config.json")
     loaded, info = type(model).from_pretrained(out, dtype="auto", output_loading_info=True)
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     _check_equal(loaded.state_dict(), weights, wrong)

@@ -54,6 +54,7 @@ from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.versions import check_libraries, check_libraries_of
 from zerofit.planning.applied_table import applied_rows, applied_table
+from zerofit.planning.plan_table import launch_line
 from zerofit.planning.resolve import Verb, own_environment, resolve
 from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 from zerofit.scripts.target import script_arguments, script_name, script_path
@@ -206,8 +207,15 @@ def launch(
     folder = begins(run_dir, target=script_name(to_launch.target), at=datetime.now())
     if dry_run:
         announce_plan(to_launch, observer)
+        line = launch_line(spec)
+        observer.say(unwritten(f"`{line}`" if line else "a launch without dry_run", "trains"))
         return _planned_run(to_launch, folder)
     return _run_to_its_end(to_launch, folder, spec, policy, hang_limit_s=hang_limit_s, observer=observer)
+
+
+def unwritten(how: str, what: str) -> str:
+    """Return what keeps the command of a dry run from running when pasted, and what runs in its place."""
+    return f"a dry run writes none of the files that the command below reads: {how} writes them and {what}"
 
 
 def _planned_run(to_launch: PlannedLaunch, folder: RunFolder) -> LaunchedRun:

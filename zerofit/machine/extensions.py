@@ -121,7 +121,19 @@ def clear_abandoned_locks(
             )
         else:
             Path(lock.path).unlink(missing_ok=True)
-            yield f"removed {lock.path}, left over from a killed build; runs would wait for it forever"
+            made_by = "a run of zerofit here" if is_signed else "torch"
+            yield (
+                f"removed {lock.path}: {made_by} made it {_age(lock.age_s)} ago while it compiled, and no "
+                "process has it open, so that build was killed; runs would wait for it forever"
+            )
+
+
+def _age(seconds: float) -> str:
+    """Return an age in its largest unit: "3 days", "25 minutes"."""
+    for unit, length in (("day", 86400), ("hour", 3600)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}s"
+    return f"{seconds // 60:.0f} minutes"
 
 
 def _open_files(proc: Path) -> frozenset[str]:

@@ -11,6 +11,7 @@ from zerofit.core.optimizers.lookup import REPLACEMENTS, entry_of, optimizer_of_
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, StateDictType, show
 from zerofit.core.text_table import table_lines, wrapped
+from zerofit.planning.number_formats import format_changes
 from zerofit.scripts.capture_summary import batch_words, class_name
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
             _shards(plan),
             _offload(plan),
             _precision(plan, capture),
+            _formats(plan, capture),
             _checkpointing(plan, capture),
             _optimizer(plan, capture),
             _clipping(plan, capture),
@@ -154,6 +156,12 @@ def _precision(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     if capture is None and plan.is_default("precision"):
         runs += ", where it names none"
     yield Row(what="precision", script_says=says, runs=runs, why=why_of(plan, "precision"))
+
+
+def _formats(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    """Yield the formats of weights, gradients and states that another engine changes."""
+    for change in format_changes(capture, plan.strategy) if capture is not None and plan.trains else ():
+        yield Row(what=change.what, script_says=change.before, runs=change.after, why=change.why)
 
 
 def _checkpointing(plan: Plan, capture: Capture | None) -> Iterator[Row]:

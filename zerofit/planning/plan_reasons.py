@@ -22,7 +22,14 @@ from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
 from zerofit.planning.engine_order import first_engine
 from zerofit.planning.plan_from_flags import reasons_by_flag, why_precision
-from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, RuledOut, placement_of, tier
+from zerofit.planning.search import (
+    OFFLOAD_TIER,
+    TIME_TIE_SHARE,
+    RuledOut,
+    placement_of,
+    simplicity,
+    tier,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,11 +78,11 @@ def rejected(found: TrainingResult, problem: Problem) -> tuple[Rejected, ...]:
         what = f"activations, {what}" if out.is_live else what
         losers.append((out.strategy, f"{what} take at least {least} of {limit} on each GPU"))
     if found.untraced is not None:
-        losers.append((found.untraced.strategy, _why_untraced(found.untraced, found, problem)))
+        losers.append((found.untraced.strategy, why_untraced(found.untraced, found, problem)))
     return tuple(Rejected(strategy=strategy, why=why) for strategy, why in losers)
 
 
-def _why_untraced(untraced: Untraced, found: TrainingResult, problem: Problem) -> str:
+def why_untraced(untraced: Untraced, found: TrainingResult, problem: Problem) -> str:
     """Return what is known of FSDP2 without a trace of it, beside ZeRO-3 if that fits, else the choice."""
     if untraced.least_bytes > problem.device_bytes:
         least, limit = format_bytes(untraced.least_bytes), format_bytes(problem.device_bytes)
@@ -118,23 +125,47 @@ def why_it_loses(
         return f"{ratio - 1:.0%} slower"
     if problem.is_close(loser.estimate) and not problem.is_close(chosen.estimate):
         return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
+    if _may_not_fit_gpu(loser, problem) and not _may_not_fit_gpu(chosen, problem) and ratio <= 0.995:
+        return f"{1 - ratio:.0%} less time, but may not fit on the GPU"
     if tier_in(problem, loser.strategy) == OFFLOAD_TIER > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time by the estimate; offload comes after what fits on the GPUs"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     why = _why_second(loser.strategy, chosen.strategy, problem)
-    if ratio > 0.995:
-        return f"no faster, and {why}"
-    return f"{1 - ratio:.0%} less time, within the estimate's error, and {why}"
+    words = "no faster" if ratio > 0.995 else f"{1 - ratio:.0%} less time, within the estimate's error"
+    return f"{words}, and {why}" if why else words
+
+
+def _may_not_fit_gpu(judged: EstimatedStrategy, problem: Problem) -> bool:
+    return problem.is_close_on_gpu(judged.estimate.device)
 
 
 def _why_second(loser: Strategy, chosen: Strategy, problem: Problem) -> str:
-    """Return why a strategy comes after another that takes as long."""
-    names = {Engine.DEEPSPEED: "DeepSpeed", Engine.FSDP2: "FSDP2"}
+    """Return why a strategy comes after another that takes as long; empty if it is the simpler one."""
     first, why = first_engine(problem)
-    if {loser.engine, chosen.engine} != {*names} or chosen.engine is not first:
-        return "more complex"
-    return f"{names[first]} comes before {names[loser.engine]}, as {why}"
+    pairs = zip(simplicity(loser, first), simplicity(chosen, first), strict=True)
+    differing = [place for place, (key, other) in enumerate(pairs) if key != other]
+    if not differing or simplicity(loser, first) < simplicity(chosen, first):
+        return ""
+    if {loser.engine, chosen.engine} == {*_SHARDING} and differing[0] == _ENGINE:
+        return f"{_SHARDING[first]} comes before {_SHARDING[loser.engine]}, as {why}"
+    return f"more complex: {_MORE_COMPLEX[differing[0]].format(engine=_SHARDING.get(loser.engine))}"
+
+
+_SHARDING = {Engine.DEEPSPEED: "DeepSpeed", Engine.FSDP2: "FSDP2"}
+_ENGINE = 1
+"""The place of the engine in a key of `simplicity`."""
+_MORE_COMPLEX = (
+    "it offloads more",
+    "it needs {engine}",
+    "a higher ZeRO stage",
+    "it keeps gathered weights",
+    "it recomputes activations",
+    "smaller buckets",
+    "another optimizer",
+    "smaller micro-batches",
+)
+"""What makes a strategy more complex, by the place in a key of `simplicity` that differs first."""
 
 
 def tier_in(problem: Problem, strategy: Strategy) -> float:
@@ -231,8 +262,9 @@ def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) 
     losers = rejected(replace(found, variants=()), problem)
     if not losers:
         return "the only combination of stage and offload that the settings allow"
-    second = f"next is {describe_strategy(losers[0].strategy)}: {losers[0].why}"
-    return f"{_why_first(head, found, problem)}; {second}"
+    first = _why_first(head, found, problem)
+    second = f"{describe_strategy(losers[0].strategy)}: {losers[0].why}"
+    return first if first.endswith(second) else f"{first}; next is {second}"
 
 
 def _why_first(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:

@@ -29,7 +29,7 @@ from zerofit.planning.plan_labels import (
     throughput,
     workload_words,
 )
-from zerofit.planning.plan_reasons import why_it_loses
+from zerofit.planning.plan_reasons import why_it_loses, why_untraced
 from zerofit.planning.search import TIME_TIE_SHARE
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ _ONLY_PLANNING = (
     "is_fast",
 )
 """Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
+_ONLY_SHOWING = ("dry_run", "verbose", "quiet")
+"""Parameters of `zerofit launch` that change nothing in a run."""
 _WIDE = 160
 """Terminal columns from which on verdicts and strategies are written in full."""
 _LESS_IMPORTANT = (3, 7, 5, 6, 2)
@@ -242,6 +244,14 @@ def _peak(answer: Answer) -> Iterator[str]:
     allocated = gib(peak.held_by(Holder.TENSORS))
     yield f"most in {peak.phase.value}: {terms_words(peak)}; tensors alone {allocated} GiB"
     yield f"±: {device.uncertainty_source}"
+    yield from _fsdp2(answer)
+
+
+def _fsdp2(answer: Answer) -> Iterator[str]:
+    """Yield how FSDP2 compares, and the flag that plans it, where it was left out though it may fit."""
+    untraced, problem = answer.found.untraced, answer.problem
+    if untraced is not None and untraced.least_bytes <= problem.device_bytes:
+        yield f"FSDP2: {why_untraced(untraced, answer.found, problem)}"
 
 
 def nothing_fits_lines(answer: Answer) -> Iterator[str]:
@@ -286,8 +296,11 @@ def command_with(suggestion: Suggestion, spec: RunSpec) -> str:
 
 
 def launch_line(spec: RunSpec) -> TypedLine:
-    """Return the line that trains what a line of `zerofit plan` plans; another verb's line as it is."""
+    """Return the line that trains what a line plans, or shows without training; another verb's as it is."""
     typed = spec.typed
+    if typed.verb[1:] == ("launch",):
+        machine = () if spec.on_cpu else MachineFlags.__dataclass_fields__  # a rehearsal plans for others
+        return typed.without({*_ONLY_SHOWING, *machine})
     if spec.target is None or typed.verb[1:] != ("plan",):
         return typed
     left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
@@ -304,15 +317,15 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
     """
     own, files, chosen = answer.as_it_is, answer.as_files_say, answer.found.chosen
     lines = []
+    if files is not None:  # what the line means comes first
+        lines.append(_files_line(files, answer))
     if own is not None:
-        said = as_it_is_words(own, answer.problem)
+        said = as_it_is_words(own, answer.problem, has_files=files is not None)
         if chosen is not None and chosen.strategy == own.strategy:
             said += "; nothing is changed" if files is None else "; this is what runs"
         elif chosen is not None and own.fits:
             said += f"; {_changed(chosen, own, answer.problem)}"
         lines += [said, *(_terms_lines(own.estimate.device) if has_terms else ())]
-    if files is not None:
-        lines.append(_files_line(files, answer))
     if chosen is not None and lines and (own is None or chosen.strategy != own.strategy):
         lines.append(_runs_with(chosen, answer))
     if lines and answer.in_16_bits is not None and chosen is not None:
@@ -320,9 +333,14 @@ def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
     return lines
 
 
-def as_it_is_words(own: EstimatedStrategy, problem: Problem) -> str:
-    """Return the verdict on the unchanged script."""
-    return f"your script as it is: {_verdict(own, problem)}"
+def as_it_is_words(own: EstimatedStrategy, problem: Problem, *, has_files: bool = False) -> str:
+    """Return the verdict on the unchanged script, which configuration files are no part of."""
+    return f"{as_it_is_name(has_files=has_files)}: {_verdict(own, problem)}"
+
+
+def as_it_is_name(*, has_files: bool) -> str:
+    """Return what the unchanged script is called: alone, or beside the meaning of its files."""
+    return "your script without these files" if has_files else "your script as it is"
 
 
 def _files_line(judged: EstimatedStrategy, answer: Answer) -> str:

@@ -11,6 +11,7 @@ from zerofit.planning.plan_table import (
     COMMAND,
     answer_html,
     as_it_is_lines,
+    as_it_is_name,
     head_lines,
     is_narrow,
     legend_lines,
@@ -40,7 +41,8 @@ def verdict_lines(answer: Answer) -> list[str]:
     """Return the verdicts on the unchanged script and on its files, and what runs if that is known."""
     if answer.screen is None:
         return as_it_is_lines(answer)
-    said = (("your script as it is", answer.as_it_is), ("as your files say", answer.as_files_say))
+    own = as_it_is_name(has_files=answer.as_files_say is not None)
+    said = (("as your files say", answer.as_files_say), (own, answer.as_it_is))
     return [f"{name}: {fit_words(judged, answer)}" for name, judged in said if judged is not None]
 
 

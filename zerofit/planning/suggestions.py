@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zerofit.core.errors import UserError
 from zerofit.core.facts import AVAILABLE_SHARE
 from zerofit.core.overrides import flag_of
-from zerofit.core.strategy import OptimizerName, Precision
+from zerofit.core.strategy import Engine, OptimizerName, Precision
 from zerofit.core.units import GIB, format_bytes
 from zerofit.machine.gpu_catalog import catalog_gpu
 from zerofit.planning.make_problem import on_other_ranks
+from zerofit.planning.number_formats import format_changes
 from zerofit.planning.options import Allow
 from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.plan_labels import frozen_words
@@ -81,6 +82,8 @@ class Suggestion:
     """What else is then trained, or on what; empty if each step trains the same on the same samples."""
     rounds_more: tuple[str, ...]
     """What is then computed in fewer bits."""
+    other_formats: tuple[str, ...] = ()
+    """Formats of what trains that then differ: "weights bf16, with fp32 masters"."""
 
     @property
     def flags(self) -> str:
@@ -92,6 +95,8 @@ class Suggestion:
         """Whether the training computes the same, in a few words."""
         parts = [f"changes what is trained: {', '.join(self.trains_other)}"] if self.trains_other else []
         parts += [f"rounds more: {', '.join(self.rounds_more)}"] if self.rounds_more else []
+        if self.other_formats:
+            parts.append(f"rounds otherwise: {'; '.join(self.other_formats)}")
         return "; ".join(parts) or "the same results"
 
 
@@ -166,6 +171,7 @@ def _suggestion(change: Change, changed: Problem, best: EstimatedStrategy, *, be
         is_close=changed.is_close(best.estimate),
         trains_other=tuple(_trains_other(changed, best.strategy, before)),
         rounds_more=tuple(_rounds_more(changed, best.strategy, before)),
+        other_formats=tuple(_other_formats(best.strategy, before)),
     )
 
 
@@ -222,6 +228,15 @@ def _rounds_more(changed: Problem, found: Strategy, before: Problem) -> Iterator
         yield found.precision.value
     if found.optimizer in _8_BIT and not before.said.has("optimizer"):
         yield "8-bit optimizer states"
+
+
+def _other_formats(found: Strategy, before: Problem) -> Iterator[str]:
+    """Yield the formats of what trains that differ from those of the script alone, or of the engine set."""
+    if before.script is None:
+        return
+    engine = Engine.DEEPSPEED if before.said.get("zero_stage") else before.said.get("engine")
+    for change in format_changes(before.script.capture, found, beside=engine):
+        yield f"{change.what} {change.before} -> {change.after}"
 
 
 def _released(problem: Problem, parts: Iterable[tuple[str, ...]]) -> Changes:

@@ -306,6 +306,8 @@ class ScriptFacts:
     """Keyword arguments of Accelerator() that are parsed arguments; the values are their destinations."""
     training_arguments: tuple[Keyword, ...] = ()
     """Literal keyword arguments of TrainingArguments() and of TRL's config classes."""
+    parsed_training_arguments: tuple[Keyword, ...] = ()
+    """Keyword arguments of the same that are parsed arguments; the values are their destinations."""
     parses_plain_arguments: bool = False
     """True if HfArgumentParser makes transformers' own TrainingArguments of the command line."""
     parsed_fields: frozenset[str] | None = None
@@ -355,6 +357,19 @@ class ScriptFacts:
                 found.append(replace(keyword, value=value, text=text, confidence=confidence))
         calls = (_with_period(call, options, given, are_all=are_all) for call in self.calls)
         return replace(self, accelerator_keywords=(*self.accelerator_keywords, *found), calls=tuple(calls))
+
+    def training_argument(self, name: str, given: Sequence[str]) -> object:
+        """Return a TrainingArguments' value on a command line, as the source shows it; None if unknown."""
+        literals = {keyword.value for keyword in self.training_arguments if keyword.name == name}
+        dests = {keyword.value for keyword in self.parsed_training_arguments if keyword.name == name}
+        found = list(literals)
+        if self.parses_plain_arguments and not literals:
+            options = (f"--{name}", f"--{name.replace('_', '-')}")
+            found.append(
+                _value_of(ScriptArgument(dest=name, options=options, sets=None, default=None), given)
+            )
+        found += [_value_of(argument, given) for argument in self.arguments if argument.dest in dests]
+        return found[0] if len(found) == 1 and found[0] is not _UNKNOWN else None
 
     def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls with these actions."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+import tokenize
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
+from zerofit.core.errors import Unreadable
 from zerofit.scripts.source.names import called_name
-from zerofit.scripts.target import script_of
+from zerofit.scripts.target import source_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +34,9 @@ class ResumeWay:
     """True if that option takes no value: the script finds the checkpoint itself."""
     loads_by_itself: bool = False
     """True if the script calls load_state() or get_last_checkpoint() without such an option."""
+    is_unread: bool = False
+    """True if the script was not run, and its source shows neither a way to resume nor what trains: another
+    file has that, or it can't be read."""
 
     @property
     def is_known(self) -> bool:
@@ -55,20 +60,49 @@ class ResumeWay:
 
 
 def resume_way(capture: Capture | None, *, target: tuple[str, ...] | None = None) -> ResumeWay:
-    """Return how a script resumes; an unknown way if nothing shows it.
+    """Return how a script resumes; no way if nothing shows one.
 
     Args:
         capture: of the script; None if it was not captured.
-        target: the script and its arguments, which is read then.
+        target: the script and its arguments, whose source is read then.
     """
-    if capture is not None and capture.route is Route.TRAINER:
-        return ResumeWay(is_by_trainer=True)
     target = target if capture is None else capture.target
-    if target is None:
-        return ResumeWay()
+    source = None if target is None else _source(target)
+    route = _route(source) if capture is None else capture.route
+    if route is Route.TRAINER:
+        return ResumeWay(is_by_trainer=True)
+    found = ResumeWay() if source is None else _way_in(source)
+    is_unread = capture is None and route is None and not found.is_known
+    return replace(found, is_unread=is_unread)
+
+
+def _source(target: tuple[str, ...]) -> str | None:
+    """Return the source that a target runs; None if it is in no file here, or can't be read."""
+    path = source_file(target)
     try:
-        tree = ast.parse(Path(script_of(target)).read_bytes())
+        if path is None:
+            return None
+        with tokenize.open(path) as file:  # in the encoding that it declares
+            return file.read()
     except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _route(source: str | None) -> Route | None:
+    """Return whose loop trains, by the source of a script that was not run; None if it does not show that."""
+    from zerofit.scripts.source.read_script import read_script  # imports many modules
+
+    try:
+        return None if source is None else read_script(source, name="").route
+    except Unreadable:
+        return None
+
+
+def _way_in(source: str) -> ResumeWay:
+    """Return the way to resume in the source of a script that trains with its own loop."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
         return ResumeWay()
     options = dict(_options(tree))
     for name in _NAMES:

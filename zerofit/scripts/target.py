@@ -161,6 +161,17 @@ def script_path(target: tuple[str, ...]) -> str | None:
     return None if target[0] == "-m" and len(target) > 1 else target[0]
 
 
+def file_of_module(name: str) -> str | None:
+    """Return the file that `python -m name` runs, if it is below the current folder."""
+    path = name.replace(".", "/")
+    return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
+
+
+def source_file(target: tuple[str, ...]) -> str | None:
+    """Return the file of a target's source; None for a module that is not below the current folder."""
+    return script_path(target) or file_of_module(target[1])
+
+
 def script_arguments(target: tuple[str, ...]) -> tuple[str, ...]:
     """Return the arguments of a target's script or module."""
     return target[2:] if script_path(target) is None else target[1:]

@@ -32,6 +32,8 @@ def test_who_says_whether_there_are_colours(environ: dict[str, str], expected: b
         ("your script as it is: 83.2 GiB ±8% of 23.6 GiB, does not fit", "red"),
         ("your script as it is: 22.2 GiB ±8% of 23.6 GiB, fits closely; nothing is changed", "yellow"),
         ("your script as it is: 5.7 GiB ±8% of 23.6 GiB, fits; nothing is changed", "green"),
+        ("your script without these files: 83.2 GiB ±8% of 23.6 GiB, does not fit", "red"),
+        ("your script without these files: 5.7 GiB ±8% of 23.6 GiB, fits", "green"),
         (">  one GPU  8 x 8  13.4 ±8%  fits", "green"),
         ("Nothing fits. Nearest is one GPU: needs 16.0 GiB of 14.0 GiB on each GPU.", "red"),
     ],

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _NARROW = 80
 """Width of a terminal that does not report it."""
 _COLOURS: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"^your script as it is:.*does not fit.*$", {"fg": "red", "bold": True}),
-    (r"^your script as it is:.*fits closely.*$", {"fg": "yellow", "bold": True}),
-    (r"^your script as it is:.*$", {"fg": "green", "bold": True}),
+    (r"^your script (?:as it is|without these files):.*does not fit.*$", {"fg": "red", "bold": True}),
+    (r"^your script (?:as it is|without these files):.*fits closely.*$", {"fg": "yellow", "bold": True}),
+    (r"^your script (?:as it is|without these files):.*$", {"fg": "green", "bold": True}),
     (r"^Nothing fits.*$", {"fg": "red", "bold": True}),
     (r"^>  .*$", {"fg": "green", "bold": True}),
     (r"^   .*  (?:too large|needs) .*$", {"dim": True}),
@@ -41,7 +41,7 @@ _COLOURS: tuple[tuple[str, dict[str, Any]], ...] = (
 """Colours of zerofit's output: red for what fails, yellow for what may, green for what works."""
 _SENTENCE = re.compile(
     r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
-    r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script as it is: "
+    r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script (?:as it is|without these files): "
     r"|\S+ trains \w+ of |\S.*: \d+ (?:error|warning|advice)"
 )
 """Prefixes of prose lines; tables already fit, and commands stay in one piece for copying."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.plan import topology_fields
 from zerofit.planning.applied_table import applied_rows
-from zerofit.planning.plan_reasons import why_it_loses
+from zerofit.planning.plan_reasons import why_it_loses, why_untraced
 from zerofit.planning.search import RuledOut
 from zerofit.scripts.capture_summary import capture_summary
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import Estimate, MemoryEstimate
     from zerofit.planning.layouts import Layout
     from zerofit.planning.screen import Screen
-    from zerofit.planning.search import EstimatedStrategy
+    from zerofit.planning.search import EstimatedStrategy, Untraced
     from zerofit.planning.solve import Answer
 
 PLAN_JSON_VERSION = 1
@@ -64,6 +64,7 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
             for variant in found.variants
         ],
         "ruled_out": [_ruled_out(out) for out in found.ruled_out],
+        "untraced": None if found.untraced is None else _untraced(answer, found.untraced),
         "forbidden": [
             {
                 "strategy": dataclasses.asdict(dropped.strategy),
@@ -78,7 +79,11 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         if capture is None or answer.chosen is None
         else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
         "suggestions": [
-            {"change": suggestion.change, **(_judged(answer, suggestion.best) or {})}
+            {
+                "change": suggestion.change,
+                "results": suggestion.results,
+                **(_judged(answer, suggestion.best) or {}),
+            }
             for suggestion in answer.suggestions
         ],
         "counts": dataclasses.asdict(found.counts),
@@ -114,6 +119,13 @@ def _layout(answer: Answer, layout: Layout) -> dict[str, Any]:
 
 def _ruled_out(out: RuledOut) -> dict[str, Any]:
     return {"strategy": dataclasses.asdict(out.strategy), "least_bytes": out.least_bytes}
+
+
+def _untraced(answer: Answer, untraced: Untraced) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(untraced),
+        "why_not": why_untraced(untraced, answer.found, answer.problem),
+    }
 
 
 def _judged(answer: Answer, judged: EstimatedStrategy | None) -> dict[str, Any] | None:

@@ -100,6 +100,7 @@ def _script(submission: Submission, options: Mapping[str, object]) -> str:
             "set -u",
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             f"port=$(({_LOWEST_PORT} + SLURM_JOB_ID % {_NUM_PORTS}))",
+            "# SIGTERM is not trapped: scancel sends it too, and a cancelled job must not be requeued.",
             "# One launcher a node; SLURM_NODEID is known only inside the step, so it is read there.",
             *launcher_lines(
                 f"srun --ntasks-per-node=1 --cpus-per-task={resources.cores_per_node} --kill-on-bad-exit=0 "

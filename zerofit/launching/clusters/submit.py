@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import Rendezvous
+from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
@@ -46,7 +47,7 @@ from zerofit.launching.clusters.submitted import (
     now,
     write_submitted,
 )
-from zerofit.launching.launch import check_rules
+from zerofit.launching.launch import check_rules, unwritten
 from zerofit.launching.run_folder import (
     RUNS,
     RunFolder,
@@ -62,9 +63,10 @@ from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import check_libraries
 from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.planning.resolve import Verb, own_environment, resolve
+from zerofit.planning.subject import facts_of_script
 from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 from zerofit.scripts.resume import resume_way
-from zerofit.scripts.target import script_name, script_of
+from zerofit.scripts.target import script_arguments, script_name, script_of, source_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from zerofit.launching.clusters.job import Resources
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
+    from zerofit.scripts.resume import ResumeWay
 
 SUBMIT_SCRIPT = "submit.sh"
 """Submits a run that was only written."""
@@ -191,6 +194,7 @@ def submit(
         wall_time_s=flags.wall_time_s or resources.wall_time_s,
     )
     if dry_run:
+        observer.say(unwritten("--write-only in place of --dry-run", "submits nothing"))
         return run
     if write_only:
         return _write_job(run, folder, observer)
@@ -224,8 +228,8 @@ def _variables(engine: ClusterEngine, flags: ClusterFlags) -> dict[str, str]:
 def _plan_for_nodes(planned: Plan, spec: RunSpec, *, is_checked: bool) -> Plan:
     """Return a plan as the nodes get it."""
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if spec.on_cpu else planned
-    saves_when_told = resume_way(plan.capture, target=spec.target or ()).is_known
-    return replace(plan, is_checked=is_checked, saves_when_told=saves_when_told)
+    way = resume_way(plan.capture, target=spec.target or ())
+    return replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
 
 
 def _launch_on_nodes(plan: Plan, spec: RunSpec) -> PlannedLaunch:
@@ -236,12 +240,12 @@ def _flags_for(
     plan: Plan, engine: ClusterEngine, flags: ClusterFlags, spec: RunSpec, observer: Observer
 ) -> ClusterFlags:
     """Return the flags without restarts that would lose the run's work, and say what would be lost."""
-    script = script_of(spec.target or ())
-    why_not = _why_not_restarted(engine, flags, script, can_resume=plan.saves_when_told)
+    target = spec.target or ()
+    why_not = _why_not_restarted(engine, flags, script_of(target), resume_way(plan.capture, target=target))
     if flags.max_requeues and why_not:
         observer.say(f"{why_not} is not restarted")
         flags = replace(flags, max_requeues=0)
-    if (lost := _lost_output_folder(plan, engine, flags)) is not None:
+    if (lost := _lost_output_folder(_output_folder(plan, target), engine, flags)) is not None:
         observer.say(lost)
     return flags
 
@@ -329,11 +333,14 @@ def _write_job(run: SubmittedRun, folder: RunFolder, observer: Observer) -> Subm
     return replace(run, files={**run.files, script: text}, is_written=True)
 
 
-def _why_not_restarted(
-    engine: ClusterEngine, flags: ClusterFlags, script: str, *, can_resume: bool
-) -> str | None:
+def _why_not_restarted(engine: ClusterEngine, flags: ClusterFlags, script: str, way: ResumeWay) -> str | None:
     """Return why a run is not restarted, as the start of a sentence; None if it is."""
-    if not can_resume:
+    if way.is_unread:
+        return (
+            f"whether {script} can resume from a checkpoint is unknown: it was not run here, and its source "
+            "does not show what trains; a plan of the script, without --model, would tell. Its run"
+        )
+    if not way.is_known:
         return f"{script} shows no way to resume from a checkpoint, so its run"
     if engine is not ClusterEngine.SLURM and flags.volume is None:
         ended = "a pod" if engine is ClusterEngine.KUBERNETES else "the machine"
@@ -477,9 +484,19 @@ def _check_save_time(engine: ClusterEngine, save_time_s: int, wall_time_s: int |
         )
 
 
-def _lost_output_folder(plan: Plan, engine: ClusterEngine, flags: ClusterFlags) -> str | None:
+def _output_folder(plan: Plan, target: tuple[str, ...]) -> object:
+    """Return Trainer's output folder, as captured or as the source shows it; None if unknown."""
+    if plan.capture is not None:
+        return plan.capture.trainer_arguments.get("output_dir")
+    file = source_file(target)
+    facts = None if file is None else facts_of_script(file)
+    if facts is None or facts.route is not Route.TRAINER:
+        return None
+    return facts.training_argument("output_dir", script_arguments(target))
+
+
+def _lost_output_folder(output: object, engine: ClusterEngine, flags: ClusterFlags) -> str | None:
     """Return a warning if Trainer's output folder is not on the volume; None if unknown."""
-    output = None if plan.capture is None else plan.capture.trainer_arguments.get("output_dir")
     if engine is ClusterEngine.SLURM or flags.volume is None or not isinstance(output, str):
         return None
     kept = flags.volume.rpartition(":")[2].rstrip("/")

@@ -169,6 +169,7 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     if names.is_arguments(name):
         reading.record_with_keywords(Action.MAKE_ARGUMENTS, call)
         reading.training_arguments += reading.certain_keywords_of(call)
+        reading.parsed_training_arguments += reading.arguments_of(call)
         return TrackedObject(kind=ObjectKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
         reading.record(Action.MAKE_PARSER, node)

@@ -129,6 +129,7 @@ def _facts(reading: Reading, name: str) -> ScriptFacts:
         accelerator_keywords=tuple(dict.fromkeys(reading.accelerator_keywords)),
         accelerator_arguments=tuple(dict.fromkeys(reading.accelerator_arguments)),
         training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
+        parsed_training_arguments=tuple(dict.fromkeys(reading.parsed_training_arguments)),
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
         schedules=tuple(dict.fromkeys(find_schedules(reading))),

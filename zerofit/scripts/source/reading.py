@@ -126,6 +126,7 @@ class Reading:
     unknown_optimizers: dict[str, TrackedObject] = field(default_factory=dict)
     """Objects of unknown class with a method zero_grad() or step(), by the expression that names them."""
     training_arguments: list[Keyword] = field(default_factory=list)
+    parsed_training_arguments: list[Keyword] = field(default_factory=list)
     defaults: dict[str, Plain] = field(default_factory=dict)
     """argparse defaults of the script's own arguments."""
     arguments: dict[str, ScriptArgument | None] = field(default_factory=dict)

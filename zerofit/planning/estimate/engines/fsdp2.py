@@ -201,9 +201,9 @@ def fsdp2_needs_trace() -> UserError:
     """Return the error for FSDP2 with a log that no trace of it made."""
     return UserError(
         "fsdp2-needs-trace",
-        "FSDP2 has no closed form",
-        found="FSDP2 with a log that no trace made, as --fast has it",
-        why="what FSDP2 allocates is known by running it on tensors without values",
+        "FSDP2 can't be planned by --fast",
+        found="FSDP2 with closed forms in place of a trace",
+        why="there are no formulas for FSDP2's memory: zerofit runs FSDP2 itself, in a trace",
         fix="leave out --fast",
     )
 
