@@ -362,7 +362,7 @@ class ScriptFacts:
         """Return a TrainingArguments' value on a command line, as the source shows it; None if unknown."""
         literals = {keyword.value for keyword in self.training_arguments if keyword.name == name}
         dests = {keyword.value for keyword in self.parsed_training_arguments if keyword.name == name}
-        found = list(literals)
+        found: list[object] = [*literals]
         if self.parses_plain_arguments and not literals:
             options = (f"--{name}", f"--{name.replace('_', '-')}")
             found.append(
