@@ -192,7 +192,7 @@ def test_a_key_of_a_section_is_sent_there(
 @pytest.mark.parametrize(
     ("ds", "fix"),
     [
-        ({"stage": 3}, "move it into zero_optimization"),
+        ({"stage": 3, "zero_optimization": {}}, "move it into zero_optimization"),
         ({"lr": 1e-4}, "move it into optimizer.params"),
         ({"warmup_num_steps": 10, "total_num_steps": 99}, "move them into scheduler.params"),
         ({"optimizer": {"type": "AdamW", "betas": [0.9, 0.95]}}, "move it into optimizer.params"),

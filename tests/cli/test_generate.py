@@ -128,10 +128,11 @@ def test_a_dry_run_shows_every_file_and_the_command_and_writes_nothing(generate_
 
 
 def test_a_dry_run_says_what_it_plans_on_stderr(generate_folder: Path) -> None:
-    lines = _run(_LINE).stderr.splitlines()
-    assert lines[0].startswith("gpt2: GPT2LMHeadModel, ")
-    assert lines[1] == "2 prompts of at most 8 tokens, at most 8 new ones"
-    assert lines[-1] == "zerofit: generation: greedy, at most 8 new tokens"
+    written, model, prompts, *_, last = _run(_LINE).stderr.splitlines()
+    assert written.startswith("zerofit: a dry run writes none of the files that the command below reads: ")
+    assert model.startswith("gpt2: GPT2LMHeadModel, ")
+    assert prompts == "2 prompts of at most 8 tokens, at most 8 new ones"
+    assert last == "zerofit: generation: greedy, at most 8 new tokens"
 
 
 def test_the_job_file_has_everything_that_the_ranks_need(generate_folder: Path) -> None:

@@ -242,6 +242,8 @@ def test_accelerate_file_is_followed_and_named(run_zerofit: RunZerofit, folder: 
         "engine DDP DeepSpeed ZeRO-3 acc.yaml:3 says so",
         "precision its own bf16 acc.yaml:5 says so",
         "gradient clipping its own norm 0.5 acc.yaml:2 says so",
+        "zerofit: a dry run writes none of the files that the command below reads: "
+        "`zerofit launch --cpu --config-file acc.yaml train.py` writes them and trains",
     ]
 
 

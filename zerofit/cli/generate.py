@@ -151,9 +151,10 @@ def generate(dry_run: bool, **flags: Any) -> int:
     from zerofit.launching.launch import unwritten
 
     console = Console()
-    generated = generate_file(**flags, dry_run=dry_run, observer=console)
     if dry_run:
         console.say(unwritten("the same line without --dry-run", "generates"))
+    generated = generate_file(**flags, dry_run=dry_run, observer=console)
+    if dry_run:
         files = generated.files.items()
         show_files({path: _begin_of(text) if path.suffix == ".jsonl" else text for path, text in files})
         echo(generated.command)
