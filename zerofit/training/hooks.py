@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.accelerate import load_states_under_fsdp2
 from zerofit.core.upstream.deepspeed import wait_for_every_gather
 from zerofit.machine.extensions import sign_lock
 from zerofit.ranks.meeting import watch
@@ -96,6 +97,11 @@ def _install_engine(module: Any, settings: AppliedSettings, changes: Changes) ->
     install_steps(methods.ENGINE, module.DeepSpeedEngine, settings, changes)
 
 
+def _install_resumed_states(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    if settings.uses_fsdp2:
+        load_states_under_fsdp2(module)
+
+
 def _install_clipping(module: Any, settings: AppliedSettings, changes: Changes) -> None:
     install_steps(methods.TORCH_CLIPPING, module, settings, changes)
     clipping.install_in_clip_grad(module, settings, changes)
@@ -147,6 +153,9 @@ MODULE_HOOKS = (
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.state", accelerator_arguments.install_gloo, "before an Accelerator is created"),
     Hook("accelerate.state", accelerator_arguments.install_sharding, "before an Accelerator is created"),
+    Hook(
+        "accelerate.utils.fsdp_utils", _install_resumed_states, "before accelerate and Trainer import from it"
+    ),
     Hook("accelerate.data_loader", sample_order.install_in_loaders, "before the script imports from it"),
     Hook("accelerate.data_loader", stop_signal.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),

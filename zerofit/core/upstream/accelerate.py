@@ -61,6 +61,37 @@ def shard_on_cpu_ranks(module: ModuleType) -> None:
     module.AcceleratorState.__init__ = init
 
 
+def load_states_under_fsdp2(module: ModuleType) -> None:
+    """Make a release that resumes no optimizer states under FSDP2 load them as later releases do.
+
+    It loads what optimizer.state_dict() has, which is nothing before the first step, and goes on with new
+    states without a word (utils/fsdp_utils.py, load_fsdp_optimizer: 1.10; not in 1.15).
+
+    Args:
+        module: accelerate.utils.fsdp_utils.
+    """
+    original = module.load_fsdp_optimizer
+    if "get_optimizer_state_dict" in original.__code__.co_names:
+        return
+
+    @functools.wraps(original)
+    def load(plugin: Any, accelerator: Any, optimizer: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        def states_by_name() -> Any:
+            del optimizer.state_dict  # which torch calls
+            return get_optimizer_state_dict(model, optimizer, options=module._prepare_sd_options(plugin))
+
+        if plugin.fsdp_version == 2:
+            optimizer.state_dict = states_by_name
+        try:
+            return original(plugin, accelerator, optimizer, model, *args, **kwargs)
+        finally:
+            vars(optimizer).pop("state_dict", None)
+
+    module.load_fsdp_optimizer = load
+
+
 def has_state() -> bool:
     """Return True if this process has an Accelerator, a PartialState or TrainingArguments, which make one."""
     state = sys.modules.get("accelerate.state")
