@@ -61,7 +61,7 @@ def shard_on_cpu_ranks(module: ModuleType) -> None:
     module.AcceleratorState.__init__ = init
 
 
-def load_states_under_fsdp2(module: ModuleType) -> None:
+def load_states_under_fsdp2(module: Any) -> None:
     """Make a release that resumes no optimizer states under FSDP2 load them as later releases do.
 
     It loads what optimizer.state_dict() has, which is nothing before the first step, and goes on with new
