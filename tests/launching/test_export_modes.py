@@ -17,7 +17,8 @@ def test_an_export_can_be_read_by_whom_the_umask_lets(umask: int, tmp_path: Path
     checkpoint = tmp_path / "checkpoint-1"
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 16}
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(checkpoint)
-    (checkpoint / "trainer_state.json").write_text('{"global_step": 1}')
+    for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
+        (checkpoint / name).write_text('{"global_step": 1}')
     (checkpoint / "tokenizer_config.json").write_text("{}")
     (checkpoint / "tokenizer_config.json").chmod(0o600)
     before = os.umask(umask)
