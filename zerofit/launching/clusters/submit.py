@@ -47,7 +47,7 @@ from zerofit.launching.clusters.submitted import (
     now,
     write_submitted,
 )
-from zerofit.launching.launch import check_rules, unwritten
+from zerofit.launching.launch import check_rules
 from zerofit.launching.run_folder import (
     RUNS,
     RunFolder,
@@ -194,7 +194,6 @@ def submit(
         wall_time_s=flags.wall_time_s or resources.wall_time_s,
     )
     if dry_run:
-        observer.say(unwritten("--write-only in place of --dry-run", "submits nothing"))
         return run
     if write_only:
         return _write_job(run, folder, observer)
