@@ -105,8 +105,6 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
         "zerofit: the job may get any type of GPU: --constraint names the one that the plan is for",
         "zerofit: the number of steps is unknown: the script was not run here, and none of its arguments "
         "sets it; the cluster's default limit applies, and --time sets one",
-        "zerofit: a dry run writes none of the files that the command below reads: --write-only in place of "
-        "--dry-run writes them and submits nothing",
     ]
 
 

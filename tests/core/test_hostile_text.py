@@ -30,6 +30,8 @@ _READ_LOGS = (
     "launching/frames.py",
     "launching/hang.py",
     "launching/log_lines.py",
+    "launching/network_faults.py",
+    "launching/next_step.py",
     "launching/clusters/pace.py",
     "training/step/deepspeed/placeholders.py",
     "training/step/sharded_tensors.py",
