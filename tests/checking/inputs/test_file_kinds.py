@@ -49,6 +49,7 @@ def test_language(name: str, text: str, expected: Format | None) -> None:
         ("recipe.yaml", "model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\nbf16: true", FileKind.RECIPE),
         ("recipe.yml", "base_model: m\nsequence_len: 4096\noptimizer: adamw_torch", FileKind.RECIPE),
         ("plan.json", '{"strategy": {}, "topology": {}, "machine": {}, "versions": {}, "version": 1}', _ELSE),
+        ("export.yaml", "model: a\npeft_config:\n  name: lora\n", _ELSE),
         ("config.json", '{"model_type": "llama", "hidden_size": 64}', _ELSE),
         ("package.json", '{"name": "x", "version": "1", "dependencies": {}}', _ELSE),
         ("job.yaml", "apiVersion: batch/v1\nkind: Job\nmetadata: {}\nspec: {}", _ELSE),

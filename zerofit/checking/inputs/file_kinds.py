@@ -62,11 +62,11 @@ def _fsdp_names(schemas: Schemas) -> set[str]:
 
 
 def _is_misspelt(keys: set[str], names: set[str]) -> bool:
-    """Return True if half of a few keys are each similar to a name."""
+    """Return True if more than half of a few keys are each similar to a name."""
     if len(keys) > len(names):
         return False
     near = [key for key in keys if get_close_matches(key, names, n=1, cutoff=0.8)]
-    return 2 * len(near) >= len(keys)
+    return 2 * len(near) > len(keys)
 
 
 def _names(schema: Schema) -> set[str]:
