@@ -164,10 +164,11 @@ def submit(
     _check_before_planning(spec, engine, flags, Path(run_dir), submits=not (dry_run or write_only))
     check_libraries(observer)
     planned = plan_for_cluster(spec, observer)
-    plan = _plan_for_nodes(planned, spec, is_checked=is_checked)
+    way = resume_way(planned.capture, target=spec.target or ())
+    plan = _plan_for_nodes(planned, spec, way, is_checked=is_checked)
     plan = replace(plan, trusts_checkpoint=trusts_checkpoint)
     check_rules(_launch_on_nodes(plan, spec), observer)
-    flags = _flags_for(plan, engine, flags, spec, observer)
+    flags = _flags_for(plan, way, engine, flags, spec, observer)
     time = run_time(plan, spec.target or ())
     resources = resources_of(planned, wall_time_s=time.wall_time_s, on_cpu=plan.topology.on_cpu)
     if flags.wall_time_s is None:
@@ -224,10 +225,9 @@ def _variables(engine: ClusterEngine, flags: ClusterFlags) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _plan_for_nodes(planned: Plan, spec: RunSpec, *, is_checked: bool) -> Plan:
+def _plan_for_nodes(planned: Plan, spec: RunSpec, way: ResumeWay, *, is_checked: bool) -> Plan:
     """Return a plan as the nodes get it."""
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if spec.on_cpu else planned
-    way = resume_way(plan.capture, target=spec.target or ())
     return replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
 
 
@@ -236,11 +236,11 @@ def _launch_on_nodes(plan: Plan, spec: RunSpec) -> PlannedLaunch:
 
 
 def _flags_for(
-    plan: Plan, engine: ClusterEngine, flags: ClusterFlags, spec: RunSpec, observer: Observer
+    plan: Plan, way: ResumeWay, engine: ClusterEngine, flags: ClusterFlags, spec: RunSpec, observer: Observer
 ) -> ClusterFlags:
     """Return the flags without restarts that would lose the run's work, and say what would be lost."""
     target = spec.target or ()
-    why_not = _why_not_restarted(engine, flags, script_of(target), resume_way(plan.capture, target=target))
+    why_not = _why_not_restarted(engine, flags, script_of(target), way)
     if flags.max_requeues and why_not:
         observer.say(f"{why_not} is not restarted")
         flags = replace(flags, max_requeues=0)
