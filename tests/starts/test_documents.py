@@ -46,7 +46,6 @@ _NOT_STARTED = {
     "export PYTHONPATH=": "it sets a variable of the user's shell",
     "pip install zerofit": "it is not published",
     "kubectl logs POD | zerofit explain": "it asks a cluster; test_explain.py pipes logs into explain",
-    "zerofit launch [flags] train.py": "it is the form of the command, and no command",
 }
 """How commands begin that nothing here starts, and why."""
 _BLOCKS = [block for document in documents() for block in blocks(document)]
@@ -192,11 +191,7 @@ def test_a_program_of_a_document_parses_and_its_names_of_zerofit_are_there(block
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "block",
-    [
-        one
-        for one in _PROGRAMS
-        if one.document == _NOTEBOOKS and not any(part in one.text for part in _PARTS)
-    ],
+    [one for one in _PROGRAMS if one.document == _NOTEBOOKS and not any(part in one.text for part in _PARTS)],
     ids=_named,
 )
 def test_a_program_for_notebooks_runs_as_it_stands(block: Block, tmp_path: Path) -> None:
