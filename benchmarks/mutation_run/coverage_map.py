@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +157,7 @@ def read_at(tree: Path, mutant: Mutant) -> list[tuple[str, int]]:
         for path in sorted((tree / Path(mutant.file).parts[0]).rglob("*.py")):
             text = path.read_text("utf-8")
             if word.search(text):
-                inside = _function_lines(ast.parse(text))
+                inside = _lines_in_functions(text)
                 file = path.relative_to(tree).as_posix()
                 found += [
                     (file, number)
@@ -165,6 +165,11 @@ def read_at(tree: Path, mutant: Mutant) -> list[tuple[str, int]]:
                     if number in inside and word.search(line)
                 ]
     return found or [(mutant.file, number) for number in sorted(bodies)]
+
+
+@cache
+def _lines_in_functions(source: str) -> set[int]:
+    return _function_lines(ast.parse(source))
 
 
 def _function_lines(tree: ast.AST) -> set[int]:

@@ -58,11 +58,12 @@ def mark(tree: Path, lines: Iterable[tuple[str, int]], *, package: str, folder: 
     for file, wanted in sorted(by_file.items()):
         path = tree / file
         source = path.read_bytes()
+        module = ast.parse(source)
         insertions = _Insertions()
         marked = dict[tuple[int, int], int]()
         numbers[file] = {}
         for line in sorted(wanted):
-            statement = innermost(ast.parse(source), line)
+            statement = innermost(module, line)
             if statement is None:
                 continue
             place = (statement.lineno, statement.col_offset)
