@@ -4,7 +4,7 @@
 Mutants are those of cosmic-ray's operators in zerofit's estimates, planning, rules and runtime: 201 that are
 counted together, and 100 more of the runtime alone. Each is put into a copy of the tree, and the tests that
 execute its line run, cheapest first, until one fails; launches come last. Which tests these are is read off a
-map that the first start makes, by one run of the suite under coverage.
+map that the first start makes, by one run of the suite in which the lines are marked.
 
 FOLDER has the map, the mutants and each verdict as it comes: the same command goes on with a run that was
 broken off, on the commit that it began with.
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mutation_run.coverage_map import CoverageMap
+from mutation_run.coverage_map import CoverageMap, read_at
 from mutation_run.forked_tests import list_tests
 from mutation_run.map_run import is_made, make_map
 from mutation_run.mutants import draw_mutants, find_again
@@ -142,10 +142,18 @@ def finish_map(options: argparse.Namespace, run: Run, until: float | None) -> bo
     if not (options.map / "groups.json").exists():  # also where a copy was broken off
         shutil.rmtree(tree, ignore_errors=True)
         copy_tree(options.tree, tree, run.revision)
-    if not make_map(tree, options.map, ["-n", str(options.jobs), "--dist", "loadfile"], until=until):
+    lines = [place for mutant in _found(run, tree) for place in read_at(tree, mutant)]
+    parallel = ["-n", str(options.jobs + 1), "--dist", "loadfile"]
+    if not make_map(tree, options.map, lines, parallel, until=until):
         return False
     shutil.rmtree(tree)
     return True
+
+
+def _found(run: Run, tree: Path) -> list[Mutant]:
+    """Return a run's mutants as they stand in a tree, but for those that are gone."""
+    drawn = [mutant for mutants in run.drawn.values() for mutant in mutants]
+    return [found for mutant in drawn if (found := find_again(mutant, tree)) is not None]
 
 
 def try_mutants(options: argparse.Namespace, run: Run, until: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Which tests can see a mutant, read off the map of lines to tests that map_run.py makes."""
+"""Which tests can see a mutant, read off the map of its lines to tests that map_run.py makes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mutation_run.marks import innermost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,20 +61,11 @@ class CoverageMap:
     folder: Path
     tests: frozenset[str]
     """Those of the suite that is judged; others are left out."""
-    _lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
     @cached_property
     def _made(self) -> dict[str, Any]:
-        made: dict[str, Any] = json.loads((self.folder / "seconds.json").read_text())
+        made: dict[str, Any] = json.loads((self.folder / "map.json").read_text())
         return made
-
-    @cached_property
-    def _data(self) -> Any:
-        from coverage import CoverageData
-
-        data = CoverageData(basename=str(self.folder / "coverage"))
-        data.read()
-        return data
 
     @cached_property
     def _by_file(self) -> dict[str, list[str]]:
@@ -138,28 +131,21 @@ class CoverageMap:
         others = max((self.seconds(test) for test in self._by_file[file] if test not in tests), default=0.0)
         return FileTests(tests=tuple(tests), most_s=sum(map(self.seconds, tests)) + others)
 
-    def _seen_by(self, file: str, line: int) -> set[str]:
-        if file not in self._lines:
-            self._lines[file] = self._data.contexts_by_lineno(f"{self._made['tree']}/{file}")
-        contexts = self._lines[file].get(line, ())
-        # "static|dynamic", of which a process that a test started has the first, with the test's phase.
-        names = {
-            re.sub(r" \((setup|call|teardown)\)$", "", context[context.rfind("|tests/") + 1 :])
-            for context in contexts
-        }
-        return {name for name in names if "::" in name}
+    def _seen_by(self, file: str, line: int) -> list[str]:
+        seen: list[str] = self._made["seen"].get(file, {}).get(str(line), [])
+        return seen
 
 
 def read_at(tree: Path, mutant: Mutant) -> list[tuple[str, int]]:
     """Return the (file, line) whose execution shows a mutant: its statement, if that is in a function.
 
-    A line that is executed at import is in no test's coverage. What it makes shows where functions name it,
+    A line that is executed at import is executed by no test. What it makes shows where functions name it,
     in the whole package; if none does, in every function of its file.
     """
     source = (tree / mutant.file).read_text("utf-8")
     module = ast.parse(source)
     bodies = _function_lines(module)
-    inner = _innermost(module, mutant.line)
+    inner = innermost(module, mutant.line)
     if inner is not None and mutant.line in bodies:
         return [(mutant.file, line) for line in _own_lines(inner, mutant.line)]
     if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):  # a default
@@ -171,7 +157,7 @@ def read_at(tree: Path, mutant: Mutant) -> list[tuple[str, int]]:
         for path in sorted((tree / Path(mutant.file).parts[0]).rglob("*.py")):
             text = path.read_text("utf-8")
             if word.search(text):
-                inside = _function_lines(ast.parse(text))
+                inside = _lines_in_functions(text)
                 file = path.relative_to(tree).as_posix()
                 found += [
                     (file, number)
@@ -179,6 +165,11 @@ def read_at(tree: Path, mutant: Mutant) -> list[tuple[str, int]]:
                     if number in inside and word.search(line)
                 ]
     return found or [(mutant.file, number) for number in sorted(bodies)]
+
+
+@cache
+def _lines_in_functions(source: str) -> set[int]:
+    return _function_lines(ast.parse(source))
 
 
 def _function_lines(tree: ast.AST) -> set[int]:
@@ -189,15 +180,6 @@ def _function_lines(tree: ast.AST) -> set[int]:
         for body in node.body
         for line in range(body.lineno, (body.end_lineno or body.lineno) + 1)
     }
-
-
-def _innermost(module: ast.Module, line: int) -> ast.stmt | None:
-    around = [
-        node
-        for node in ast.walk(module)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return max(around, key=lambda node: node.lineno, default=None)
 
 
 def _own_lines(statement: ast.stmt, line: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""Makes the map of lines to tests: runs the suite under coverage, in groups of files, to be continued.
+"""Makes the map of lines to tests: runs the suite in a marked tree, in groups of files, to be continued.
 
-The module is pytest's plugin in that run. A process that a test starts is measured too: its coverage carries
-the test's name from PYTEST_CURRENT_TEST. So do the forks of tests/support/fork_server.py, each by the
-variables of the program that it becomes.
+The module is pytest's plugin in that run. A process that a test starts leaves the test's name too, from
+PYTEST_CURRENT_TEST, and so do the forks of tests/support/fork_server.py, each by the variables of the program
+that it becomes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from mutation_run.forked_tests import end_tree, list_tests
+from mutation_run.marks import mark, read_hits
 from mutation_run.results import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-FILES_OF_GROUP = 32
+    import pytest
+
+FILES_OF_GROUP = 100
 """ASSUMPTION: these take some minutes, which a run that is broken off loses."""
 _FOLDER = "MUTATION_MAP"
 _HOME = Path(__file__).parents[1]
@@ -35,22 +35,24 @@ _HOME = Path(__file__).parents[1]
 
 def is_made(folder: Path) -> bool:
     """Return True if a folder has a whole map."""
-    return (folder / "seconds.json").exists()
+    return (folder / "map.json").exists()
 
 
 def make_map(
     tree: Path,
     folder: Path,
+    lines: Iterable[tuple[str, int]],
     arguments: Sequence[str],
     *,
     until: float | None = None,
     files_of_group: int = FILES_OF_GROUP,
 ) -> bool:
-    """Run a tree's suite under coverage and write the map into a folder; go on where an earlier call stopped.
+    """Run a tree's suite and write the map of lines into a folder; go on where an earlier call stopped.
 
     Args:
-        tree: the same at each call, and unchanged.
+        tree: a copy, the same at each call; the first marks the lines in it.
         folder: new, or what an earlier call left.
+        lines: file and number, of lines in functions.
         arguments: pytest's.
         until: the time.monotonic() at which it stops.
         files_of_group: test files that are run together.
@@ -63,6 +65,7 @@ def make_map(
     if not plan.exists():
         files = list(dict.fromkeys(test.partition("::")[0] for test in list_tests(tree)))
         groups = [files[start : start + files_of_group] for start in range(0, len(files), files_of_group)]
+        mark(tree, lines, package="zerofit", folder=folder)
         write_whole(plan, json.dumps(groups))
     groups = json.loads(plan.read_text("utf-8"))
     folders = [folder / f"group{number:03}" for number in range(len(groups))]
@@ -74,7 +77,7 @@ def make_map(
             if not _make_group(tree, group, [*arguments, *files], until):
                 return False
             print(f"map: {group.name} of {len(groups)}, {time.monotonic() - start:.0f} s", file=sys.stderr)
-    _join(folder, folders, tree)
+    _join(folder, folders)
     return True
 
 
@@ -82,15 +85,8 @@ def _make_group(tree: Path, group: Path, arguments: Sequence[str], until: float 
     folder = group.with_suffix(".new")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    settings = folder / "coveragerc"
-    settings.write_text(
-        f"[run]\ninclude = {tree}/zerofit/*\nparallel = true\ndata_file = {folder}/part\n"
-        "patch = _exit\nsigterm = true\n"  # a process that ends early says what it ran all the same
-        "context = ${PYTEST_CURRENT_TEST-}\ndisable_warnings = no-data-collected,module-not-imported,"
-        "module-not-measured,couldnt-parse,no-sysmon\n"
-    )
     paths = os.pathsep.join([str(tree), str(_HOME), os.environ.get("PYTHONPATH", "")])
-    environment = {_FOLDER: str(folder), "COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": paths}
+    environment = {_FOLDER: str(folder), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "mutation_run.map_run", *arguments]
     environment = {**os.environ, **environment}
     with subprocess.Popen(command, cwd=tree, env=environment, stdout=sys.stderr) as pytest_run:
@@ -102,40 +98,19 @@ def _make_group(tree: Path, group: Path, arguments: Sequence[str], until: float 
             end_tree(pytest_run.pid)
     if code not in (0, 1):  # what fails is in the map all the same
         raise SystemExit(f"mutation_score: pytest ended with {code}, and there is no map")
-    _combine(folder / "coverage", folder.glob("part.*"))
-    for part in folder.glob("part.*"):  # of processes that ended in the middle of a write
-        part.unlink()
     folder.rename(group)
     return True
 
 
-def _combine(into: Path, parts: Iterator[Path] | Sequence[Path], *options: str) -> None:
-    command = [sys.executable, "-m", "coverage", "combine", "-q", *options, f"--data-file={into}"]
-    subprocess.run([*command, *map(str, parts)], cwd=into.parent, check=True)
-
-
-def _join(folder: Path, groups: Sequence[Path], tree: Path) -> None:
+def _join(folder: Path, groups: Sequence[Path]) -> None:
     seconds: dict[str, float] = {}
     failed: list[str] = []
     for group in groups:
         made = json.loads((group / "seconds.json").read_text("utf-8"))
         seconds |= made["seconds"]
         failed += made["failed"]
-    _combine(folder / "coverage", [group / "coverage" for group in groups], "--keep")
-    write_whole(
-        folder / "seconds.json", json.dumps({"tree": str(tree), "seconds": seconds, "failed": failed})
-    )
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Count what is executed from here on as the test's."""
-    import coverage
-
-    current = coverage.Coverage.current()
-    if current is not None and _FOLDER in os.environ:
-        current.switch_context(item.nodeid)
-    return (yield)
+    made = {"seen": read_hits(folder), "seconds": seconds, "failed": failed}
+    write_whole(folder / "map.json", json.dumps(made))
 
 
 def pytest_collection_finish() -> None:

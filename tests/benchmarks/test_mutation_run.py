@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import mutation_score
 import pytest
-from mutation_run.coverage_map import Choice, CoverageMap, FileTests
+from mutation_run.coverage_map import Choice, CoverageMap, FileTests, read_at
 from mutation_run.forked_tests import list_tests
 from mutation_run.map_run import is_made, make_map
+from mutation_run.marks import mark, read_hits
 from mutation_run.mutants import Mutant, draw_mutants, find_again, mutated, spans_apart
 from mutation_run.results import Run, Trial, Verdict, append_trial, read_run, read_trials, summary, survivors
 from mutation_run.trials import run_trials
@@ -284,18 +287,20 @@ def test_forks():
 
 
 def test_a_map_is_made_in_groups_and_has_what_forks_ran(toy: Path, tmp_path: Path) -> None:
-    pytest.importorskip("cosmic_ray", reason="pip install zerofit[mutation]")
     (toy / "tests/test_forks.py").write_text(_FORKS)
     folder = tmp_path / "map"
     arguments = ["-p", "no:cacheprovider"]
-    assert not make_map(toy, folder, arguments, until=time.monotonic(), files_of_group=1)
+    lines = read_at(toy, _KILLED)
+    marked = tmp_path / "marked"
+    shutil.copytree(toy, marked)
+    assert not make_map(marked, folder, lines, arguments, until=time.monotonic(), files_of_group=1)
     assert not is_made(folder)
-    assert make_map(toy, folder, arguments, files_of_group=1)
+    assert make_map(marked, folder, lines, arguments, files_of_group=1)
     first, second = sorted(folder.glob("group0*"))
     before = first.stat().st_mtime_ns
     shutil.rmtree(second)
-    (folder / "seconds.json").unlink()
-    assert make_map(toy, folder, arguments, files_of_group=1)
+    (folder / "map.json").unlink()
+    assert make_map(marked, folder, lines, arguments, files_of_group=1)
     assert first.stat().st_mtime_ns == before
     known = CoverageMap(folder=folder, tests=frozenset(list_tests(toy)))
     forks, doubled = "tests/test_forks.py::test_forks", "tests/test_sizes.py::test_doubled"
@@ -311,6 +316,53 @@ def test_a_map_is_made_in_groups_and_has_what_forks_ran(toy: Path, tmp_path: Pat
     assert later.choose(_KILLED, toy, budget_s=60).files[0].tests[:2] == (new, doubled)
     first_killer = later.choose(_KILLED, toy, budget_s=60).killer_first(forks, later.tests).files[0]
     assert first_killer.tests == (forks,)
+
+
+_BODIES = """\
+def ran(size, names, file=None):
+    if (
+        size > 1
+        and size < 5
+    ):
+        size += 1
+    elif size == 9:
+        return "ü" + str(size)
+    for name in names, size:
+        while (size := size - 1) > 0: pass
+    with open(__file__) as file: text = file.read()
+    match size, names:
+        case 0, _:
+            pass
+    try:
+        @staticmethod
+        def inner(a=3): return a
+        return inner(2), len(text) > 3
+    except ValueError as error:
+        raise TypeError from error
+"""
+
+
+def test_marked_statements_run_as_before_and_no_line_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "marked_package"
+    package.mkdir()
+    (package / "__init__.py").write_text('"""Text."""\nfrom __future__ import annotations\nNAME = 1\n')
+    (package / "bodies.py").write_text(_BODIES)
+    lines = [("marked_package/bodies.py", line) for line in range(2, len(_BODIES.splitlines()) + 1)]
+    mark(tmp_path, lines, package="marked_package", folder=tmp_path)
+    assert (package / "__init__.py").read_text().splitlines()[2] == "import marked_package._marks; NAME = 1"
+    marked = (package / "bodies.py").read_text()
+    assert len(marked.splitlines()) == len(_BODIES.splitlines())
+    monkeypatch.syspath_prepend(tmp_path)
+    bodies = importlib.import_module("marked_package.bodies")
+    assert bodies.ran(3, []) == (2, True)
+    assert runpy.run_path(str(package / "bodies.py"))["ran"](9, []) == "ü9"
+    seen = read_hits(tmp_path)["marked_package/bodies.py"]
+    assert [line for line, tests in seen.items() if not tests] == [14, 20]  # case 0, and the handler's
+    assert {test.rpartition("::")[2] for tests in seen.values() for test in tests} == {
+        "test_marked_statements_run_as_before_and_no_line_moves"
+    }
 
 
 def test_mutants_are_drawn_by_a_seed_and_none_twice(toy: Path) -> None:

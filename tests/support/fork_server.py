@@ -118,7 +118,6 @@ def _become(
     try:
         if first is not None:
             first()
-        _count_as_test(program["environment"].get("PYTEST_CURRENT_TEST", ""))
         _take_over(program, descriptors)
         code = _run(list(program["command"]))
         _end_threads_and_handlers()
@@ -129,15 +128,6 @@ def _become(
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code & 0xFF)
-
-
-def _count_as_test(test: str) -> None:
-    """Let coverage, if `make mutation` measures which lines tests run, count what follows as the test's."""
-    coverage: Any = sys.modules.get("coverage")
-    measured = coverage.Coverage.current() if coverage else None
-    if measured is not None:
-        measured.switch_context(test)
-        measured.get_data().close(force=True)  # the fork opens its own file; this descriptor will be closed
 
 
 def _take_over(program: Mapping[str, Any], descriptors: Sequence[int]) -> None:
