@@ -1,4 +1,4 @@
-"""A hook of mkdocs: on the site, the command line and the Python interface follow the pages that are in git."""
+"""A hook of mkdocs: on the site, the command line and the Python interface."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _GIB = 2**30
 
 
 def smallest_gpu(model: str, method: str) -> str:
-    """Return the table's cell: the first GPU that surely holds the training, and the memory planned for it."""
+    """Return the table's cell: the first GPU that surely holds the training, and its memory."""
     least = 0
     for gpu in GPUS:
         usable = find_gpu(gpu).usable_bytes

@@ -1,4 +1,4 @@
-"""The figures of docs/data.md on length bucketing are those that benchmarks/bucketing.py finds."""
+"""The figures of docs/measured-costs.md on length bucketing are those that benchmarks/bucketing.py finds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_PAGE = " ".join((_ROOT / "docs" / "data.md").read_text("utf-8").split())
+_PAGE = " ".join((_ROOT / "docs" / "measured-costs.md").read_text("utf-8").split())
 _ROWS = {
     "fixed": "all to 512 tokens",
     "dynamic": "each batch to its longest",

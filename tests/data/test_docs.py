@@ -85,6 +85,8 @@ def test_the_examples_of_the_pages_run(
     theirs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in theirs["texts"]))
+    theirs["tokenizer"].save_pretrained("model")
     made = []
     for number, block in enumerate(_BLOCKS):
         if "from trl" in block:  # below

@@ -212,6 +212,12 @@ last_exit.at_end = lambda: guard.keep(copier, 0)
             "b\nc\n",
         ),
         ("kill_copier().wait()\nsubprocess.run(['echo', 'a child'])", "a child\n"),
+        (
+            "tell = guard.tell\n"
+            "guard.tell = lambda text: (time.sleep(2), tell(text))\n"
+            "kill_copier().wait()\ntime.sleep(1)\nprint('b')",
+            "b\n",
+        ),
     ],
     ids=[
         "a print",
@@ -220,6 +226,7 @@ last_exit.at_end = lambda: guard.keep(copier, 0)
         "an exit handler",
         "a fork",
         "a child",
+        "told slowly",
     ],
 )
 def test_a_killed_copier_is_replaced_before_the_rank_ends(tmp_path: Path, program: str, printed: str) -> None:

@@ -1,4 +1,4 @@
-"""A length report as the JSON of `zerofit data --json`; docs/data-report-answer.md describes its fields."""
+"""A length report as the JSON of `zerofit data --json`; docs/reference/files.md describes its fields."""
 
 from __future__ import annotations
 

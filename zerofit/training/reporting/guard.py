@@ -29,8 +29,8 @@ def start(copier: LogCopier, rank: int) -> None:
 
 def keep(copier: LogCopier, rank: int) -> None:
     """Replace the process that copies the output of this rank if it has been killed, and say so."""
-    if copier.keep():
-        tell(f"zerofit: the process that copied the output of rank {rank} was killed; another goes on")
+    killed = f"zerofit: the process that copied the output of rank {rank} was killed; another goes on"
+    copier.keep(lambda: tell(killed))
 
 
 def _keep_copying(copier: LogCopier, rank: int) -> None:

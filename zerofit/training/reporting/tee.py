@@ -15,7 +15,7 @@ from zerofit.core.own_file import OwnDescriptor
 from zerofit.training.reporting import copy_output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -47,15 +47,17 @@ class LogCopier:
                 os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         return not self._has_ended
 
-    def keep(self) -> bool:
-        """Start a successor if the process has been killed, and return True if one was started.
+    def keep(self, tell: Callable[[], None]) -> None:
+        """Start a successor if the process has been killed, and tell so.
 
-        Returns once the successor runs: it copies what this process has printed, even if this process ends.
+        Returns once the successor runs and it has been told, by whichever thread: the successor copies what
+        this process has printed, even if this process ends.
         """
         if os.getpid() != self._owner:  # a child that the script has forked
-            return False
+            return
         with self._lock:
-            return self._was_killed() and self._start_successor()
+            if self._was_killed() and self._start_successor():
+                tell()
 
     def _start_successor(self) -> bool:
         descriptors = [self._log, *(end for pipe in self._pipes for end in pipe)]

@@ -54,7 +54,7 @@ _SHARDED = (
 _IN_STAGES = (
     0.2,
     "ASSUMPTION: as for many ranks, and no run in pipeline stages was measured on a GPU; a stage's live "
-    "tensors equal those of torch's schedule on CPU ranks (docs/pipeline.md)",
+    "tensors equal those of torch's schedule on CPU ranks (docs/measured-runs.md)",
 )
 _STAGES: dict[ZeroStage, type[SimulatedEngine]] = {
     ZeroStage.NOTHING: DeepSpeedStage0,
