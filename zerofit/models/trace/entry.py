@@ -312,10 +312,10 @@ class Tracing:
 
     def _logs(self) -> Trace:
         start, main = self._affine()
-        logs = [to_allocation_log(self._whole(main, start), self.skeleton, start)]
+        whole = self._whole(main, start + 1)
         if start == _STARTS[0] and self._holds_for_one(main):
-            logs = [to_allocation_log(self._whole(main, start), self.skeleton, 1)]
             start = 1
+        logs = [to_allocation_log(whole, self.skeleton, start)]
         logs += [self._exact(samples) for samples in range(start - 1, 0, -1)]
         return Trace(request=self.request, logs=tuple(logs), notes=self._notes())
 
@@ -346,9 +346,9 @@ class Tracing:
     def _affine(self) -> tuple[int, AffineLog]:
         """Return the smallest size from which a single log holds, and that log."""
         for start in _STARTS:
-            log = fit(self._run(start), self._run(start + 1), (start, start + 1))
             far = 4 * start + 1
-            if log is not None and difference(log, self._run(far), far) is None:
+            log = fit(self._run(start), self._run(far), (start, far))
+            if log is not None and self._holds_at(log, start + 1):
                 return start, log
         raise UserError(
             "trace-not-affine",
@@ -357,6 +357,12 @@ class Tracing:
             why="the model is traced at a few sizes, and extrapolated to all others",
             fix="plan with --fast, which only uses the model's dimensions",
         )
+
+    def _holds_at(self, log: AffineLog, samples: int) -> bool:
+        """Return True if a log holds at a size: with one more layer, which checks its replication too."""
+        if self.stacks and self._difference_of_longer(log, samples) is None:
+            return True
+        return difference(log, self._run(samples), samples) is None
 
     def _exact(self, samples: int) -> AllocationLog:
         log = exact(self._run(samples))
@@ -375,10 +381,18 @@ class Tracing:
         """Return the log of all layers, after checking on one more model size that replication is exact."""
         if not self.stacks:
             return log
-        seen = difference(self._grown(log, [1] * len(self.stacks)), self._run(samples, more=1), samples)
+        seen = self._difference_of_longer(log, samples)
         if seen is not None:
             raise NotPeriodicError(seen)
         return self._grown(log, [(stack.num_layers - stack.few()) // stack.period for stack in self.stacks])
+
+    def _difference_of_longer(self, log: AffineLog, samples: int) -> str | None:
+        """Return where a log with one more period of layers differs from a run of them, or None."""
+        try:
+            longer = self._grown(log, [1] * len(self.stacks))
+        except NotPeriodicError as error:
+            return str(error)
+        return difference(longer, self._run(samples, more=1), samples)
 
     def _grown(self, log: AffineLog, copies: list[int]) -> AffineLog:
         for stack, more in zip(self.stacks, copies, strict=True):

@@ -72,7 +72,6 @@ def run_sharded_step(
     samples: int,
     request: TraceRequest,
     *,
-    records: bool,
     feed: Feed = collated,
     loss: ScriptLoss | None = None,
     as_on_cuda: bool = True,
@@ -80,12 +79,10 @@ def run_sharded_step(
     """Return the log of the micro-batches of one optimizer step under FSDP2, up to the step itself.
 
     Args:
-        records: False for the first step, in which FSDP2 makes what it keeps.
+        sharded: has gathered its weights once before, for which FSDP2 makes what it keeps.
     """
     assert request.sharding is not None
-    recorder = ShardedRecorder(
-        is_padded=request.is_padded, as_on_cuda=as_on_cuda, streams=sharded.streams() if records else {}
-    )
+    recorder = ShardedRecorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda, streams=sharded.streams())
     model, last = sharded.model, request.sharding.micro_batches - 1
     others = loss.others if loss else ()
     tensors = [*sharded.own_tensors(), *(tensor for other in others for tensor in _tensors_of(other))]
