@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from litgpt_model import trace_litgpt
 from published_steps import errors_of
 
-from zerofit.core.allocation_log import Packing
+from zerofit.core.allocation_log import FusedKernel, Packing
 from zerofit.core.estimates import Holder, MemoryEstimate
 from zerofit.core.facts import Versions, Workload
 from zerofit.core.plan import Topology
@@ -158,7 +158,7 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         request = replace(request, weights=Precision(row["weights"]), autocast=autocast)
     formats: dict[str, Any] = {name: Precision(row[name]) for name in _FORMATS if name in row}
     request = replace(request, **formats)
-    request = replace(request, packing=_packing(row))
+    request = replace(request, packing=_packing(row), kernels=tuple(map(FusedKernel, row.get("kernels", ()))))
     if row.get("torch", "").startswith(_OLD_TORCH):
         request = replace(request, softmax_saves_input=True)
     adapter = row.get("adapter", 0)
@@ -260,6 +260,7 @@ def _strategy(row: dict[str, Any]) -> Strategy:
             rank=lora["rank"],
             target_modules=tuple(lora["targets"]),
             modules_to_save=tuple(lora.get("saved", ())),
+            dropout=lora.get("dropout", 0.0),
         )
         if lora
         else None,

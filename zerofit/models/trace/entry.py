@@ -23,6 +23,7 @@ from zerofit.models.trace.cache import key_of, read_trace, write_trace
 from zerofit.models.trace.fsdp2 import ShardedModel, ShardedRuns, as_rank_0, saved_whole
 from zerofit.models.trace.layer_parts import cut_layers
 from zerofit.models.trace.layers import find_stacks, shortened
+from zerofit.models.trace.liger import heads_read_by_losses
 from zerofit.models.trace.packed import is_packed
 from zerofit.models.trace.parts import Absent, as_one_rank
 from zerofit.models.trace.prepare import prepare_model
@@ -31,9 +32,9 @@ from zerofit.models.trace.replicate import NotPeriodicError, replicate
 from zerofit.models.trace.run import collated, run_micro_batch, run_sharded_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from zerofit.core.allocation_log import AllocationLog, TraceRequest
+    from zerofit.core.allocation_log import AllocationLog, FusedKernel, TraceRequest
     from zerofit.models.source import ModelSource
     from zerofit.models.trace.affine import AffineLog
     from zerofit.models.trace.layers import Stack
@@ -235,12 +236,17 @@ def _cannot_trace(name: str, error: Exception) -> UserError:
     )
 
 
-def describe(model: Any) -> Skeleton:
-    """Return a model's modules, parameters and buffers."""
+def describe(model: Any, kernels: Iterable[FusedKernel] = ()) -> Skeleton:
+    """Return a model's modules, parameters and buffers.
+
+    Args:
+        kernels: what runs in its place; see heads_read_by_losses.
+    """
     import torch
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
+    read_by = heads_read_by_losses(model, kernels)
     holders: dict[str, int] = {}
     embeddings: set[str] = set()
     packed: set[str] = set()
@@ -253,6 +259,8 @@ def describe(model: Any) -> Skeleton:
             embeddings.update(own)
         if is_packed(module):
             packed.add(names[id(module.weight)])
+        if path in read_by:
+            own.append(names[id(read_by[path])])
         modules.append(path)
         held.append(tuple(numbers[name] for name in own))
     parameters = tuple(
@@ -290,7 +298,7 @@ class Tracing:
     runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.skeleton = describe(self.model)
+        self.skeleton = describe(self.model, self.request.kernels)
 
     def trace(self, *, all_layers: bool) -> Trace:
         """Return the logs of the whole model."""

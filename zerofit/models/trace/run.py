@@ -14,6 +14,7 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.cut_cross_entropy import cut_losses
 from zerofit.models.trace.fsdp2 import ShardedRecorder
+from zerofit.models.trace.liger import fused_kernels
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
@@ -147,6 +148,7 @@ def recording(
         if as_on_cuda:
             stack.enter_context(kernels_skipped(recorder.note_kernel))
             stack.enter_context(cut_losses(recorder.note_kernel))
+            stack.enter_context(fused_kernels(model, request.kernels, recorder.note_kernel))
             stack.enter_context(cuda_like(request))
         yield recorder
 
