@@ -8,7 +8,6 @@ import inspect
 import re
 import sys
 import textwrap
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +76,13 @@ def _verb_lines(name: str, context: click.Context) -> Iterator[str]:
     ]
     if rows:
         yield from ("| flag | meaning |", "|---|---|")
-        yield from (f"| `{_cell(flags)}` | {_cell(_prose(text))} |" for flags, text in rows)
+        yield from (f"| {_cell(f'`{flags}`')} | {_cell(_prose(text))} |" for flags, text in rows)
         yield ""
 
 
 def _object_lines(name: str, value: Any) -> Iterator[str]:
     yield from (f"## {name}", "")
-    if is_dataclass(value) or inspect.isclass(value):
+    if inspect.isclass(value):
         yield from _docstring_lines(_docstring(value))
         yield from _field_lines(value)
     else:
@@ -155,7 +154,7 @@ def _field_lines(value: type) -> Iterator[str]:
     if rows:
         yield from ("| field | type | meaning |", "|---|---|---|")
         yield from (
-            f"| `{name}` | `{_cell(kind)}` | {_cell(_prose(inspect.cleandoc(text)))} |"
+            f"| `{name}` | {_cell(f'`{kind}`')} | {_cell(_prose(inspect.cleandoc(text)))} |"
             for name, kind, text in rows
         )
 
@@ -173,4 +172,6 @@ def _prose(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return text for a cell of a table; a pipe within code needs no backslash, and would show it."""
+    code_or_not = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(one if one.startswith("`") else one.replace("|", "\\|") for one in code_or_not)
