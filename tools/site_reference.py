@@ -83,7 +83,7 @@ def _verb_lines(name: str, context: click.Context) -> Iterator[str]:
 
 def _object_lines(name: str, value: Any) -> Iterator[str]:
     yield from (f"## {name}", "")
-    if is_dataclass(value) or inspect.isclass(value):
+    if inspect.isclass(value):
         yield from _docstring_lines(_docstring(value))
         yield from _field_lines(value)
     else:
