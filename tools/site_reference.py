@@ -8,7 +8,6 @@ import inspect
 import re
 import sys
 import textwrap
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
