@@ -90,8 +90,8 @@ catalog: $(VENV)/.installed  ## add the installed libraries' releases to zerofit
 catalog-history: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off every supported release; needs a network, an hour
 	@$(BIN)/python -m tools.write_catalog_history
 
-bench-published: $(VENV)/.installed  ## predict published measurements of memory and of time, and the published ladder of strategies
-	@for what in published published_steps published_fsdp_steps published_lengths ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
+bench-published: $(VENV)/.installed  ## predict published measurements of memory and of time, and the published ladder of strategies; REPORTS=DIR: of users' runs instead (zerofit runs report)
+	@if [ -n "$(REPORTS)" ]; then $(BIN)/python benchmarks/published.py --reports "$(REPORTS)"; exit; fi; for what in published published_steps published_fsdp_steps published_lengths ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
 
 bench-accuracy: $(VENV)/.installed  ## measure memory and time on the GPU beside the prediction; BUDGET=8m OUT=DIR CPU=1
 	@$(MEASURE) --sections context,accuracy

@@ -2,7 +2,8 @@
 
 Prints each case with its prediction and error, then the errors by source, kind of training and precision, and
 how an uncertainty made of the other sources covers each. Where all cases were run it writes them to
-measured/published.json. It needs no GPU: others had one.
+measured/published.json. It needs no GPU: others had one. `--reports FOLDER` instead reads the reports of runs
+(`zerofit runs report`) in a folder, and prints what was predicted beside what was measured.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from litgpt_model import trace_litgpt
+from published_reports import print_reports
 from published_steps import errors_of
 
-from zerofit.core.allocation_log import Packing
+from zerofit.core.allocation_log import FusedKernel, Packing
 from zerofit.core.estimates import Holder, MemoryEstimate
 from zerofit.core.facts import Versions, Workload
 from zerofit.core.plan import Topology
@@ -113,7 +115,13 @@ class PublishedPeak:
 
 def main() -> None:
     """Predict the named cases, or all."""
-    names = parse_names(__doc__)
+    parser = _parser(__doc__)
+    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="of reports by `zerofit runs report`")
+    arguments = parser.parse_args()
+    if arguments.reports is not None:
+        print_reports(arguments.reports)
+        return
+    names = arguments.names
     sources = tomllib.loads(CASES.read_text(encoding="utf-8"))["source"]
     cases = []
     for source in sources:
@@ -136,11 +144,15 @@ def parse_names(what: str | None) -> list[str]:
     Args:
         what: what --help says of the program.
     """
+    names: list[str] = _parser(what).parse_args().names
+    return names
+
+
+def _parser(what: str | None) -> argparse.ArgumentParser:
     keep_lines = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=what, formatter_class=keep_lines)
     parser.add_argument("names", nargs="*", metavar="ID", help="cases of published_cases.toml; default: all")
-    names: list[str] = parser.parse_args().names
-    return names
+    return parser
 
 
 def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
@@ -158,7 +170,7 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         request = replace(request, weights=Precision(row["weights"]), autocast=autocast)
     formats: dict[str, Any] = {name: Precision(row[name]) for name in _FORMATS if name in row}
     request = replace(request, **formats)
-    request = replace(request, packing=_packing(row))
+    request = replace(request, packing=_packing(row), kernels=tuple(map(FusedKernel, row.get("kernels", ()))))
     if row.get("torch", "").startswith(_OLD_TORCH):
         request = replace(request, softmax_saves_input=True)
     adapter = row.get("adapter", 0)
@@ -260,6 +272,7 @@ def _strategy(row: dict[str, Any]) -> Strategy:
             rank=lora["rank"],
             target_modules=tuple(lora["targets"]),
             modules_to_save=tuple(lora.get("saved", ())),
+            dropout=lora.get("dropout", 0.0),
         )
         if lora
         else None,

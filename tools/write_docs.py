@@ -19,6 +19,7 @@ from tools.rules_index import rules_index
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.plan import Plan
+from zerofit.core.run_report import RunReport
 from zerofit.core.supported import release_of
 from zerofit.core.validation import strict_schema
 
@@ -51,13 +52,14 @@ def reference_pages(root: Path) -> dict[Path, str]:
             json.loads((measured / "accelerate_programs.json").read_text("utf-8"))
         ),
         folder / "fsdp2.md": fsdp2_page(json.loads((measured / "fsdp2_memory.json").read_text("utf-8"))),
-        folder / "plan.schema.json": plan_schema(),
+        folder / "plan.schema.json": schema_of(Plan),
+        folder / "run-report.schema.json": schema_of(RunReport),
     }
 
 
-def plan_schema() -> str:
-    """Return the JSON Schema of a plan file, as text."""
-    schema = strict_schema(Plan)
+def schema_of(kind: type[Any]) -> str:
+    """Return the JSON Schema of files that hold a value of this class, as text."""
+    schema = strict_schema(kind)
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps({**dialect, **schema}, indent=1) + "\n"
 

@@ -17,7 +17,7 @@ from zerofit.launching.clusters.job import ClusterFlags, Job, Resources, Submiss
 _RUN = "2026-01-01_00-00-00-train"
 _HEAD = """\
 # An example for 2 nodes of 8 GPUs and 24 hours, written by `make presets` with what renders your own:
-#   zerofit submit --on {engine} --dry-run --nodes 2 --gpus 8xA100-80G train.py ARGS
+#   zerofit submit --on {engine} --dry-run --num-machines 2 --gpus 8xA100-80G train.py ARGS
 # Without --dry-run that writes the run folder, with plan.json and job.json, and submits the run.
 """
 

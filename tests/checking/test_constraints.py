@@ -348,7 +348,7 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
             capture(model_loads_weights=False),
             spec_of(quantization=Quantization.NF4, lora=Lora()),
             "quantization-needs-from-pretrained",
-            "--quantize nf4",
+            "--qlora",
         ),
         (
             capture(model_loads_weights=False),

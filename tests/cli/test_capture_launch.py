@@ -204,7 +204,7 @@ def test_a_global_batch_that_only_the_script_can_make_is_refused(
 
 def test_gpus_of_another_machine_are_planned_for_and_rehearsed_on_the_cpu(plan_launch: Any) -> None:
     to_launch = plan_launch(
-        "--cpu", "--gpus", "4xA100-40G", "--zero-stage", "2", "--fastest", machine=_LAPTOP
+        "--cpu", "--gpus", "4xA100-40G", "--zero-stage", "2", "--prefer-speed", machine=_LAPTOP
     )
     plan = to_launch.plan
     assert (plan.topology.world_size, plan.topology.on_cpu) == (4, True)
@@ -221,7 +221,7 @@ def test_gpus_of_another_machine_are_planned_for_and_rehearsed_on_the_cpu(plan_l
 
 
 def test_fp16_is_rehearsed_in_fp32(plan_launch: Any) -> None:
-    plan = plan_launch("--cpu", "--gpus", "2xV100-32G", "--fastest", machine=_LAPTOP).plan
+    plan = plan_launch("--cpu", "--gpus", "2xV100-32G", "--prefer-speed", machine=_LAPTOP).plan
     reasons = [reason.why for reason in plan.reasons if reason.field == "precision"]
     assert plan.strategy.precision is Precision.FP32
     assert reasons == ["CPU ranks have no fp16, which the plan for the GPUs takes"]
@@ -324,8 +324,8 @@ def test_passes_that_the_loop_counts_itself_are_no_accumulation_of_its_accelerat
 
 def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(plan_launch: Any) -> None:
     says_no = replace(LOOP, names_precision=True)
-    assert plan_launch("--fastest").plan.strategy.precision is Precision.BF16
-    plan = plan_launch("--fastest", capture=says_no).plan
+    assert plan_launch("--prefer-speed").plan.strategy.precision is Precision.BF16
+    plan = plan_launch("--prefer-speed", capture=says_no).plan
     assert plan.strategy.precision is Precision.FP32
     assert "precision" not in {row.what for row in applied_rows(plan)}
     plan = plan_launch("--mixed-precision", "bf16", capture=says_no).plan

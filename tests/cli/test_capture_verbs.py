@@ -105,7 +105,7 @@ def test_the_json_document_holds_the_capture_and_the_changes(
 
 
 def test_several_machines_are_compared_for_one_capture(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(plan_module, "--fast", "--compare", "2xA100-40G,1xT4", "train.py") == 0
+    assert run(plan_module, "--fast", "--gpus", "2xA100-40G", "--gpus", "1xT4", "train.py") == 0
     said = capsys.readouterr()
     assert said.out.count("GPT2LMHeadModel of gpt2") == 1
     assert "2 x NVIDIA A100-SXM4-40GB" in said.out

@@ -1,4 +1,4 @@
-"""The launch lines of other repositories in docs/coming-from.md do what the table there says."""
+"""The launch lines of other repositories in docs/others-lines.md do what the table there says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runs import RunZerofit
 
 from zerofit.checking.launch_line import read_line
 
-_PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "others-lines.md"
 _ROW = re.compile(r"\| (?P<source>[^|]+) \| `(?P<line>[^`]+)` \| (?P<result>trains|refused: `[\w-]+`) \|")
 _LINES = {row["line"]: row["result"] for row in _ROW.finditer(_PAGE.read_text("utf-8"))}
 _SCRIPT = """\

@@ -111,7 +111,7 @@ def test_help_is_one_screen_of_groups_and_all_flags_are_under_another(
     lines = run_zerofit(verb, "--help", cwd=tmp_path, environment=_NARROW).stdout.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "--help-all shows every flag, each with its whole text."
+    assert lines[-1] == "--help-all shows every flag, and every word that a flag takes."
     every = run_zerofit(verb, "--help-all", cwd=tmp_path, environment=_NARROW)
     assert every.returncode == 0
     command = getattr(importlib.import_module(f"zerofit.cli.{verb}"), verb)
@@ -124,7 +124,7 @@ def test_groups_of_launch(
     run_zerofit: RunZerofit, golden: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     lines = run_zerofit("launch", "--help", cwd=tmp_path, environment=_NARROW).stdout.splitlines()
-    groups = ["Strategy:", "Batch:", "Precision:", "Model changes:", "Machine:", "Nodes:", "Run:"]
+    groups = ["Strategy:", "Batch and precision:", "Model changes:", "Machine:", "Run:"]
     assert [line for line in lines if line in groups] == groups
     every = run_zerofit("launch", "--help-all", cwd=tmp_path, environment=_NARROW)
     golden(every.stdout, "help/launch-all.txt")
@@ -202,6 +202,55 @@ def test_no_help_text_is_cut(run_zerofit: RunZerofit, tmp_path: Path) -> None:
         cut += [(words, line) for line in shown if line.rstrip().endswith(("…", "..."))]
         assert shown, words
     assert [line for _, line in cut if not line.startswith("Usage:")] == []
+
+
+_GROUPED = ["config", "generate", "launch", "plan", "submit", "tune"]
+
+
+def _options(verb: str) -> list[click.Option]:
+    command = getattr(importlib.import_module(f"zerofit.cli.{verb}"), verb)
+    return [option for option in command.params if isinstance(option, click.Option)]
+
+
+@pytest.mark.parametrize("verb", _GROUPED)
+def test_the_text_of_each_common_flag_is_whole_but_for_a_list_of_words(
+    run_zerofit: RunZerofit, tmp_path: Path, verb: str
+) -> None:
+    def shown(flag: str) -> str:
+        text = run_zerofit(verb, flag, cwd=tmp_path, environment=_NARROW).stdout
+        return " ".join(text.split()).replace("- ", "-")  # a line may end at a hyphen
+
+    common, every = shown("--help"), shown("--help-all")
+    options = [option for option in _options(verb) if not (option.hidden or option.is_eager)]
+    listed = [option for option in options if f" {option.opts[0]} " in common]
+    assert len(listed) > 20
+    for option in listed:
+        words = " ".join(str(option.help).split()).replace("- ", "-")
+        assert words.partition("; one of ")[0].rstrip(".") in common, option.opts
+        assert words in every, option.opts
+
+
+@pytest.mark.parametrize("verb", _GROUPED)
+def test_flags_that_are_seldom_needed_are_named_without_a_row(
+    run_zerofit: RunZerofit, tmp_path: Path, verb: str
+) -> None:
+    lines = run_zerofit(verb, "--help-all", cwd=tmp_path, environment=_NARROW).stdout.splitlines()
+    hidden = [option.opts[0] for option in _options(verb) if option.hidden]
+    assert ("--tf32" in hidden) == (verb != "generate")
+    assert [line for line in lines for flag in hidden if line.strip().startswith(f"{flag} ")] == []
+    if verb == "launch":
+        seldom = ["--tf32", "--hostfile", "--task", "--machine-rank", "--main-process-ip", "--no-check", "-m"]
+        assert sorted(hidden) == sorted(seldom)
+        assert lines[-2].startswith("Also accepted, and seldom needed: --tf32, ")
+
+
+@pytest.mark.parametrize("verb", ["config", "launch", "plan", "submit", "tune"])
+def test_help_names_the_values_of_offload_and_allow(
+    run_zerofit: RunZerofit, tmp_path: Path, verb: str
+) -> None:
+    shown = run_zerofit(verb, "--help", cwd=tmp_path, environment=_NARROW).stdout
+    assert shown.count("on: none, cpu or nvme\n") == 2
+    assert "adafactor, freeze, lora, qlora, length\n" in shown
 
 
 @pytest.mark.parametrize("verb", ["launch", "plan", "submit", "config", "tune"])

@@ -74,8 +74,7 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
             "zerofit launch --num-processes 4 --mixed-precision bf16 train.py --lr 1",
         ),
         (
-            "--fast --gpus 8xH100 --fix zero-stage=2 accelerate launch --config_file acc.yaml "
-            "train.py --lr 1",
+            "--fast --gpus 8xH100 --zero-stage 2 accelerate launch --config_file acc.yaml train.py --lr 1",
             [
                 "zerofit: the command is equivalent to: zerofit plan --config-file acc.yaml --fast "
                 "--gpus 8xH100 --zero-stage 2 train.py --lr 1",
@@ -85,10 +84,10 @@ def test_flags_before_the_line_win(run_zerofit: RunZerofit, folder: Path) -> Non
             "zerofit launch --config-file acc.yaml --zero-stage 2 train.py --lr 1",
         ),
         (
-            "--fast --gpus 8xH100 --nodes 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
+            "--fast --gpus 8xH100 --num-machines 2 torchrun --nnodes 2 --nproc_per_node 6 -m train",
             [
                 "zerofit: the command is equivalent to: zerofit plan --nnodes 2 --nproc-per-node 6 "
-                "--fast --gpus 8xH100 --nodes 2 -m train",
+                "--fast --gpus 8xH100 --num-machines 2 -m train",
             ],
             "on 2 nodes of 6 x NVIDIA H100 80GB HBM3; zerofit launch --nproc-per-node 6 -m train",
         ),

@@ -71,8 +71,8 @@ def test_text(
     ("name", "flags"),
     [
         pytest.param("fits", (*_BERT, *_A100), marks=pytest.mark.slow),
-        ("why", (*_BERT, *_A100, "--why", "--fix", "zero-stage=2")),
-        pytest.param("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"), marks=pytest.mark.slow),
+        ("why", (*_BERT, *_A100, "--why", "--zero-stage", "2")),
+        pytest.param("compare", (*_BERT, "--gpus", "4xA100-40G", "--gpus", "1xT4"), marks=pytest.mark.slow),
     ],
 )
 def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(
@@ -106,9 +106,9 @@ _ASSUMED = ", which is assumed: set --host-ram"
         (("--gpus", "4xA100-40G"), True),
         (("--gpus", "1xRTX4090", "--nvme", "1T"), True),
         (("--gpus", "2x24G", "--cpu-cores", "16"), True),
-        (("--gpus", "8xH100-80G", "--nodes", "2"), True),
+        (("--gpus", "8xH100-80G", "--num-machines", "2"), True),
         (("--gpus", "4xA100-40G", "--host-ram", "240G"), False),
-        (("--gpus", "8xH100-80G", "--nodes", "2", "--host-ram", "1T"), False),
+        (("--gpus", "8xH100-80G", "--num-machines", "2", "--host-ram", "1T"), False),
     ],
 )
 def test_the_answer_itself_says_that_host_memory_is_assumed(
@@ -220,34 +220,6 @@ def test_what_does_not_fit_is_not_written(run_zerofit: RunZerofit, folder: Path)
     assert (finished.returncode, list(folder.iterdir())) == (1, [])
 
 
-@pytest.mark.parametrize(
-    ("fixed", "flags"),
-    [
-        (("--fix", "zero-stage=3"), ("--zero-stage", "3")),
-        (("--fix=gradient_checkpointing=on",), ("--gradient-checkpointing",)),
-        (("--fix", "gradient-checkpointing=off"), ("--no-gradient-checkpointing",)),
-        (("--fix", "precision=fp32"), ("--mixed-precision", "fp32")),
-        (("--fix", "optimizer-offload=cpu"), ("--offload-optimizer", "cpu")),
-    ],
-)
-def test_fix_is_the_flag_of_that_name(fixed: tuple[str, ...], flags: tuple[str, ...]) -> None:
-    from zerofit.cli.plan import plan
-
-    made = [
-        plan.make_context("plan", [*_BERT, *_A100, *words]).params for words in (fixed, flags, ("--fast",))
-    ]
-    assert made[0] == made[1] != made[2]
-
-
-def test_fix_behind_the_script_is_the_scripts_own() -> None:
-    from zerofit.cli.plan import plan
-
-    words = ["--fix", "zero-stage=3", "train.py", "--fix", "wheels", "--", "--fix=x"]
-    made = plan.make_context("plan", words).params
-    assert (made["zero_stage"], made["script"]) == (3, "train.py")
-    assert made["script_args"] == ("--fix", "wheels", "--", "--fix=x")
-
-
 @pytest.mark.parametrize("flag", ["--seq-len", "--seq_len", "--sequence-length", "--max_seq_length"])
 def test_other_names_of_the_length(flag: str) -> None:
     from zerofit.cli.plan import plan
@@ -307,7 +279,7 @@ def test_what_a_catalog_entry_stands_for_is_said(run_zerofit: RunZerofit, folder
 
 
 def test_a_note_of_a_comparison_names_its_machine(run_zerofit: RunZerofit, folder: Path) -> None:
-    stderr = _plan(run_zerofit, folder, "--fast", *_BERT, "--compare", "4xA100-40G,1xT4").stderr
+    stderr = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--gpus", "1xT4").stderr
     assert "zerofit: assumed: 4 x NVIDIA A100-SXM4-40GB: 24 CPU cores on each node" in stderr
     assert "zerofit: assumed: 1 x Tesla T4: 6 CPU cores on each node" in stderr
 

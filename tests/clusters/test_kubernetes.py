@@ -19,7 +19,7 @@ from runs import RunZerofit, run_command
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "kubernetes", "--image", "i:1")
-_NODES = ["--nodes", "2", "--gpus", "1xA100-80G", "--zero-stage", "2", "--fast"]
+_NODES = ["--num-machines", "2", "--gpus", "1xA100-80G", "--zero-stage", "2", "--fast"]
 _START_S = 150
 _POD_FOLDERS = ("/zerofit/job", "/zerofit/run")
 

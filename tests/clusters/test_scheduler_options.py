@@ -35,7 +35,7 @@ def _submit(place: Path, on: str, *options: str, words: tuple[str, ...] = ()) ->
     typed = [word for option in options for word in ("--scheduler-option", option)]
     if on == "kubernetes":
         words = ("--image", "registry.example/train:1", *words)
-    flags = ("--json", "--dry-run", "--on", on, "--nodes", "2", "--gpus", "8xH100", *_MODEL)
+    flags = ("--json", "--dry-run", "--on", on, "--num-machines", "2", "--gpus", "8xH100", *_MODEL)
     done = run_in_process(("submit", *flags, *words, *typed, "train.py"), cwd=place)
     files = json.loads(done.stdout)["files"] if done.returncode == 0 else {"": ""}
     return done.returncode, list(files.values())[-1], done.stderr
@@ -71,8 +71,8 @@ def test_sbatch_gets_an_option_as_it_was_typed(tmp_path: Path, option: str, line
 @pytest.mark.parametrize(
     ("option", "fix"),
     [
-        ("nodes=4", "use --nodes"),
-        ("N=4", "use --nodes"),
+        ("nodes=4", "use --num-machines"),
+        ("N=4", "use --num-machines"),
         ("time=10:00", "use --time"),
         ("--time=10:00", "use --time"),
         ("ntasks-per-node=8", "one launcher a node"),
@@ -297,7 +297,7 @@ def test_sky_gets_keys_of_its_job(tmp_path: Path) -> None:
         ("envs.HF_TOKEN=secret", "name variables with --env"),
         ("run=python train.py", "leave it out"),
         ("file_mounts./data=s3://bucket", "leave it out"),
-        ("num_nodes=1", "use --nodes"),
+        ("num_nodes=1", "use --num-machines"),
         ("resources.usespot=true", "did you mean resources.use_spot?"),
         ("setup", "it needs a value, in YAML"),
     ],

@@ -21,7 +21,7 @@ from namespaces import NamespaceNodes, can_make_nodes
 from runs import RunZerofit, run_command
 
 _SCRIPTS = Path(__file__).parent / "scripts"
-_SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "skypilot", "--fast", "--nodes", "2")
+_SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "skypilot", "--fast", "--num-machines", "2")
 _VERSION = "0.14.1"
 _READ_JOB = """
 import json, sys

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(lacks()), reason=str(la
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ZEROFIT = (sys.executable, "-m", "zerofit")
-_NODES = ["--nodes", "2", "--gpus", "1xA100-80G", "--cpu-cores", "1", "--cpu", "--zero-stage", "2"]
+_NODES = ["--num-machines", "2", "--gpus", "1xA100-80G", "--cpu-cores", "1", "--cpu", "--zero-stage", "2"]
 _STEPS, _STEP_S = 110, 0.8
 """Longer than the nodes are lent for, of which some 40 s go by before the first step."""
 

@@ -44,7 +44,7 @@ def _submit_here(place: Path, *words: str, **more: str) -> Run:
 def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(same_folder: Path) -> None:
     # A secret by its name, one that nobody named, and a setting that every job takes along.
     secrets = {"HF_TOKEN": "hf_not_for_files", "WANDB_API_KEY": "not-for-files", "NCCL_DEBUG": "INFO"}
-    words = ("--dry-run", "--nodes", "2", "--gpus", "2xA100-80G", "--fast", "--env", "HF_TOKEN")
+    words = ("--dry-run", "--num-machines", "2", "--gpus", "2xA100-80G", "--fast", "--env", "HF_TOKEN")
     slurm = (
         _submit(
             same_folder, "--on", "slurm", "--constraint", "a100&ib", *words, "loop.py", "8", "0", **secrets
@@ -183,13 +183,13 @@ def test_a_missing_client_is_named_and_nothing_is_left(same_folder: Path) -> Non
 
 def test_a_plan_file_is_followed_for_its_own_run_alone(same_folder: Path) -> None:
     shutil.copy(_SCRIPTS / "loop.py", same_folder)
-    flags = ("--fast", "--gpus", "2xA100-80G", "--nodes", "2", "--output", "plan.json")
+    flags = ("--fast", "--gpus", "2xA100-80G", "--num-machines", "2", "--output", "plan.json")
     run_command((*_SUBMIT[:-1], "plan", *flags, "loop.py", "8", "0"), same_folder).check()
     submit = ("--on", "slurm", "--dry-run", "--plan", "plan.json")
     assert "#SBATCH --nodes=2" in _submit(same_folder, *submit, "loop.py", "8", "0").check().stdout
     for words, rule in (
         (("loop.py", "9", "0"), "plan-of-another-run"),
-        (("--nodes", "4", "loop.py", "8", "0"), "plan-for-other-nodes"),
+        (("--num-machines", "4", "loop.py", "8", "0"), "plan-for-other-nodes"),
         (("--zero-stage", "3", "loop.py", "8", "0"), "plan-and-strategy"),
         (("--pipeline-stages-per-rank", "2", "loop.py", "8", "0"), "plan-and-strategy"),
     ):

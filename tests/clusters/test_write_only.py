@@ -33,7 +33,8 @@ _CLIENTS = {"slurm": "sbatch", "TrainJob": "kubectl", "JobSet": "kubectl", "skyp
 def _write(place: Path, kind: str, *more: str) -> tuple[Path, dict[str, object]]:
     """Write a job where no client is installed; return its folder and what was printed."""
     shutil.copy(_SCRIPTS / "loop.py", place)
-    words = ("--json", "--write-only", "--nodes", "2", "--gpus", "8xH100", *_MODEL, *_KINDS[kind], *more)
+    nodes = ("--num-machines", "2", "--gpus", "8xH100")
+    words = ("--json", "--write-only", *nodes, *_MODEL, *_KINDS[kind], *more)
     there = {"PATH": "/nowhere", "HF_TOKEN": "hf_not_for_files"}
     done = run_in_process(("submit", *words, "loop.py", "8", "0"), cwd=place, environment=there)
     assert done.returncode == 0, done.stderr
@@ -151,7 +152,8 @@ esac
 
 
 def test_a_written_job_runs_as_it_is_and_is_then_followed(same_folder: Path) -> None:
-    folder, _ = _write(same_folder, "slurm", "--nodes", "1", "--gpus", "1xA100-80G", "--cpu", *_ITS_BATCH)
+    nodes = ("--num-machines", "1", "--gpus", "1xA100-80G")
+    folder, _ = _write(same_folder, "slurm", *nodes, "--cpu", *_ITS_BATCH)
     path = path_with(same_folder, "scontrol", "srun", script=_SLURM)
     ran = subprocess.run(
         ["bash", str(folder / "job.sbatch")],

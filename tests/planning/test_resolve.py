@@ -277,7 +277,7 @@ def test_accelerates_default_file_is_for_this_machine(
         (("tune", "--dry-run", "--deepspeed", "ds-0.json", "train.py"), True),
         (("plan", "--gpus", "8xH100", "train.py"), False),
         (("plan", "--gpus", "8xH100", "--deepspeed", "ds-0.json", "train.py"), False),
-        (("plan", "--compare", "8xH100,1x4090", "train.py"), False),
+        (("plan", "--gpus", "8xH100", "--gpus", "1x4090", "train.py"), False),
         (("submit", "--on", "slurm", "--gpus", "8xH100", "--deepspeed", "ds-0.json", "train.py"), False),
         (("config", "--from", "ds-0.json"), False),
     ):

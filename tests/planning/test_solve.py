@@ -292,7 +292,7 @@ def test_a_script_that_fits_runs_as_it_is_and_keeps_fp32() -> None:
     first, *_, hint, flag = as_it_is_lines(answer)
     assert first == f"{_FITS}; nothing is changed"
     assert hint == "hint: --mixed-precision bf16 is about 6.3 x faster and rounds more;"
-    assert flag == "      --fastest takes it"
+    assert flag == "      --prefer-speed takes it"
 
 
 def test_one_that_does_not_fit_keeps_fp32_where_smaller_micro_batches_help() -> None:
@@ -314,7 +314,7 @@ def test_16_bits_come_before_offload_where_fp32_does_not_fit_on_the_gpus() -> No
 
 
 def test_the_fastest_is_taken_in_16_bits() -> None:
-    answer = solved(captured_problem(num_gpus=1, takes_fastest=True))
+    answer = solved(captured_problem(num_gpus=1, prefers_speed=True))
     assert answer.plan.strategy.precision is Precision.BF16
     assert answer.in_16_bits is None
     first, *_ = as_it_is_lines(answer)

@@ -45,6 +45,7 @@ _NOT_STARTED = {
     "python3 -m pip install": "it installs wheels of a folder that the user brings",
     "export PYTHONPATH=": "it sets a variable of the user's shell",
     "pip install zerofit": "it is not published",
+    "pip install .": "it installs into the environment of whoever runs the tests",
     "kubectl logs POD | zerofit explain": "it asks a cluster; test_explain.py pipes logs into explain",
 }
 """How commands begin that nothing here starts, and why."""

@@ -110,7 +110,7 @@ def test_the_action_passes_its_inputs_by_the_environment() -> None:
     assert not any("${{" in step.get("run", "") for step in _steps())
 
 
-@pytest.mark.parametrize("name", ["missing.yml", "wrong-answer.yml"])
+@pytest.mark.parametrize("name", ["measurement.yml", "missing.yml", "wrong-answer.yml"])
 def test_a_form_has_what_is_asked_for(name: str) -> None:
     form = _yaml(f".github/ISSUE_TEMPLATE/{name}")
     assert {"name", "description", "body"} <= set(form)

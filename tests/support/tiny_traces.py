@@ -140,8 +140,8 @@ def run_sharded_once(
         skeleton = describe(model)
         packs = request.quantization is not None
         sharded = ShardedModel(model, mesh, request.sharding, keeps_formats=packs)
-        run_sharded_step(sharded, skeleton, samples, request, records=False)
-        raw = run_sharded_step(sharded, skeleton, samples, request, records=True)
+        sharded.gather_first()
+        raw = run_sharded_step(sharded, skeleton, samples, request)
         return with_shards(to_allocation_log(exact(raw), skeleton, samples), sharded)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
-
-from zerofit.core.overrides import FLAGS
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _MISSING = re.compile(
@@ -16,7 +13,7 @@ _MISSING = re.compile(
 """What stands before a flag that a message misses, or before one in a command that it quotes."""
 _FIRST = re.compile(r"(?:error|warning)\[[\w-]+\]")
 _OFFERS = ("  fix:", "  next:")
-_STANDS_FOR = {"--qlora": ("--quantize", "--lora")}
+_STANDS_FOR = {"--qlora": ("--lora",)}
 """Flags that are others together, as their help says."""
 _BY_CLICK = "error[usage]"
 """Its `why:` is click's sentence about flags that do not go together, or that are not there."""
@@ -68,10 +65,6 @@ def messages(text: str) -> list[str]:
 
 def _named_by(words: tuple[str, ...]) -> set[str]:
     named = {flag for word in words for flag in _flags(word)}
-    for flag, word in pairwise(words):
-        if flag == "--fix":  # zero_stage=2
-            name = word.partition("=")[0].replace("-", "_")
-            named.add(_canonical(FLAGS.get(name, f"--{name}")))
     return named.union(*(_STANDS_FOR.get(flag, ()) for flag in named))
 
 

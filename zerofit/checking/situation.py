@@ -235,7 +235,7 @@ def setting_text(strategy: Strategy, name: str, *, is_typed: bool) -> str:
         return f"no {FLAGS[name]}"
     if not is_typed:
         return _SETTING_WORDS[name].format(value.value if isinstance(value, IntEnum) else value)
-    if name == "lora":
+    if name in ("lora", "quantization"):
         return FLAGS[name]
     shown = value.replace("_", "-") if name == "attention" else value
     return f"{FLAGS[name]} {shown.value if isinstance(shown, IntEnum) else shown}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.parameters import POSITIVE, Number, ParamType, Word
+from zerofit.cli.parameters import POSITIVE, Number, ParamType
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.freezing import WORDS, is_word
 from zerofit.core.setting import Said
@@ -67,11 +67,11 @@ ADAPTER_OPTIONS = (
         "--freeze",
         multiple=True,
         type=_Names("NAMES"),
-        help="Parameters to freeze, separated by commas; embeddings, embeddings+N (also the first N blocks), "
-        "blocks, all-but-head, or patterns of parameter names such as '*.layer.0.*'.",
+        help="Freeze embeddings, embeddings+N (and N blocks), blocks, all-but-head, or patterns: "
+        "'*.layer.0.*'.",
     ),
     click.option("--lora", is_flag=True, help="Train adapters on frozen weights (peft)."),
-    click.option("--qlora", is_flag=True, help="The same as --lora --quantize nf4."),
+    click.option("--qlora", is_flag=True, help="The same, on weights in 4 bits (bitsandbytes)."),
     click.option(
         "--lora-rank",
         type=POSITIVE,
@@ -95,12 +95,6 @@ ADAPTER_OPTIONS = (
         "lora_saved",
         type=_Names("NAMES"),
         help="Modules to train whole beside the adapters, such as a new head.",
-    ),
-    click.option(
-        "--quantize",
-        "quantization",
-        type=Word("quantize", Quantization),
-        help="Storage format of frozen linear layers (bitsandbytes); with --lora.",
     ),
 )
 
@@ -136,7 +130,7 @@ def adapter_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         "freeze": frozen or None,
         "lora": (of_both(value=adapters) if flags["qlora"] else adapters) if wants else None,
         "allowed_lora": adapters if given and not wants else None,
-        "quantization": of_both(value=Quantization.NF4) if flags["qlora"] else flags["quantization"],
+        "quantization": of_both(value=Quantization.NF4) if flags["qlora"] else None,
     }
 
 

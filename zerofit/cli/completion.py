@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 _COUNT = re.compile(r"(?:.*,)?(?:\d+\s*x)?", re.IGNORECASE)
-"""What precedes a GPU's name in --gpus and --compare."""
+"""What precedes a GPU's name in --gpus."""
 
 
 def complete_script(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:

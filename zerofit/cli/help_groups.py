@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import click
 
-from zerofit.cli.parameters import Verb
+from zerofit.cli.parameters import ONE_OF, Number, Verb
 
 _GROUPS = {
     "Strategy": (
         "preset",
         "plan",
-        "fix",
         "engine",
         "zero_stage",
         "optimizer_offload",
         "param_offload",
         "optimizer",
         "allow",
-        "takes_fastest",
+        "prefers_speed",
     ),
-    "Batch": ("micro_batch_size", "global_batch_size"),
-    "Precision": ("precision", "tf32"),
+    "Batch and precision": (
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "global_batch_size",
+        "precision",
+    ),
     "Model changes": ("gradient_checkpointing", "freeze", "lora", "qlora", "attention", "compile"),
-    "Machine": ("num_processes", "gpu_ids", "on_cpu", "gpus"),
-    "Nodes": ("num_nodes", "machine_rank", "main_process_ip", "hostfile"),
-    "Run": ("model", "no_capture", "no_check", "dry_run", "quiet", "verbose", "module"),
+    "Machine": ("num_processes", "num_nodes", "gpu_ids", "on_cpu", "gpus"),
+    "Run": ("model", "no_capture", "recover", "dry_run", "quiet", "verbose"),
 }
 """Common parameters of all verbs, by group."""
 _MAX_FLAG_WIDTH = 30
-"""Maximum width of a flag with its value; for a wider one the kind of value replaces its choices."""
+"""Maximum width of a flag with its value; for a wider one, whose help names its choices, the kind replaces
+them."""
 
 
 class GroupedVerb(Verb):
@@ -67,6 +71,13 @@ class GroupedVerb(Verb):
             self.format_usage(ctx, formatter)
             self.format_help_text(ctx, formatter)
             super().format_options(ctx, formatter)
+            options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+            if hidden := [option.opts[0] for option in options if option.hidden]:
+                text = f"Also accepted, and seldom needed: {', '.join(hidden)}."
+                formatter.write_paragraph()
+                formatter.write(
+                    "\n".join(textwrap.wrap(text, formatter.width, break_on_hyphens=False)) + "\n"
+                )
             click.echo(formatter.getvalue().rstrip("\n"))
             ctx.exit()
 
@@ -78,16 +89,17 @@ class GroupedVerb(Verb):
             if not rows:
                 continue
             with formatter.section(group):
-                formatter.write_dl(rows)
+                formatter.write_dl(rows, col_max=_MAX_FLAG_WIDTH + 1)
         formatter.write_paragraph()
-        formatter.write_text("--help-all shows every flag, each with its whole text.")
+        formatter.write_text("--help-all shows every flag, and every word that a flag takes.")
 
 
 def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
-    """Return a flag by its first name, and the first sentence of its help."""
-    metavar = "" if option.is_flag else f" {option.make_metavar(ctx)}"
+    """Return a flag by its first name, and its help but for a long list of words, which is in --help-all."""
+    is_count = isinstance(option.type, Number) and option.type.is_whole and not option.type.words
+    metavar = "" if option.is_flag else f" {'N' if is_count else option.make_metavar(ctx)}"
     flag = option.opts[0] if option.opts[0].startswith("--") else ", ".join(option.opts)
-    if len(flag + metavar) > _MAX_FLAG_WIDTH:
+    if len(flag + metavar) > _MAX_FLAG_WIDTH and not is_count:
         metavar = f" {(option.type.name or 'value').upper()}"
-    text = (option.help or "").partition(";")[0]
+    text = (option.help or "").partition(ONE_OF)[0]
     return flag + metavar, ("[required] " if option.required else "") + text.rstrip(".")

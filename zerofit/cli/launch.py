@@ -40,12 +40,15 @@ _EXPLAIN_LIMIT_S = 10.0
 @model_options
 @rendezvous_options
 @launch_line_options
-@click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
-@gpu_ids_option
-@machine_options(
-    gpus="Plan for these GPUs; with --dry-run to see what would run there, with --cpu to test it here."
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    hidden=True,
+    help="DeepSpeed's list of nodes: HOST slots=N.",
 )
-@click.option("--no-capture", is_flag=True, help="Use only the flags, without looking at what SCRIPT trains.")
+@gpu_ids_option
+@machine_options(gpus="Plan for other GPUs; with --dry-run or --cpu.")
+@click.option("--no-capture", is_flag=True, help="Use only the flags; do not look at SCRIPT.")
 @capture_limit_option
 @number_option(
     "--generate-limit",
@@ -69,7 +72,7 @@ _EXPLAIN_LIMIT_S = 10.0
     type=Word("recover", RecoverMode),
     default=RecoverMode.AUTO.value,
     show_default=True,
-    help="When memory runs out: continue with another plan from the last checkpoint, ask first, or end.",
+    help="Out of memory: go on from the last checkpoint with another plan, ask first, or end.",
 )
 @number_option(
     "--max-recoveries", metavar="N", least=0, default=3, help="How many times a run may continue that way."
@@ -89,9 +92,9 @@ _EXPLAIN_LIMIT_S = 10.0
     help="First run the plan's best N strategies for a few steps, as `zerofit tune` does; use the fastest.",
 )
 @script_options(
-    dry_run="Print the decision and the command; with --verbose also the files. Nothing is trained. Planning "
-    "still runs SCRIPT up to its training, unless --no-capture is given.",
-    verbose="Print everything: the capture, the plan's table, the command.",
+    dry_run="Show plan and command, and train nothing; --verbose adds the files. SCRIPT still runs up to its "
+    "training, unless --no-capture is given.",
+    verbose="Print everything: capture, table and command.",
 )
 def launch(
     script: str,
@@ -115,8 +118,8 @@ def launch(
     On GPUs the script first runs up to its first training step, so that the plan is for what it really
     trains; flags fix parts of the plan. --preset, --plan, --model, --no-capture and --cpu skip that.
 
-    Flags before SCRIPT are zerofit's, all after it the script's. SCRIPT may be a whole launch line. The
-    exit code is the script's, or 128 + its signal.
+    Flags after SCRIPT are the script's. SCRIPT may be a whole launch line. The exit code is the script's, or
+    128 + its signal.
     """
     if recover is RecoverMode.ASK and not console.can_ask:
         console.say("--recover ask has no terminal to ask on: the run ends if memory runs out")

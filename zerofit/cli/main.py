@@ -16,6 +16,7 @@ import click
 from zerofit.cli.output.console import for_terminal, wants_colour
 from zerofit.cli.system_errors import refused_by_system
 from zerofit.core.errors import EXIT_USAGE, UserError, nearest
+from zerofit.core.overrides import REMOVED_FLAGS
 from zerofit.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -255,6 +256,15 @@ def _unknown_flag(error: click.NoSuchOption, command: str, help_line: str) -> Us
     flags = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
     near = nearest(error.option_name, flags)
     takes_script = any(parameter.name == "script_args" for parameter in parameters)
+    removed = REMOVED_FLAGS.get(error.option_name)
+    if removed is not None and removed.replacement in flags:
+        return UserError(
+            "removed-flag",
+            f"{command} no longer has the flag {error.option_name}",
+            found=error.option_name,
+            why=f"{removed.replacement} replaces it, so that each setting has one flag",
+            fix=removed.fix,
+        )
     return UserError(
         "unknown-flag",
         f"{command} has no flag {error.option_name}",

@@ -18,6 +18,7 @@ from zerofit.cli.parameters import (
     ZERO_STAGE,
     Number,
     Word,
+    listed,
     number_option,
     option_group,
     typed_line,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _PRECISIONS = {"no": Precision.FP32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
+_PRECISION = Word("precision", _PRECISIONS)
 _STATE_DICTS = {kind.name.lower(): kind for kind in StateDictType} | {
     kind.value.lower().replace("_", "-"): kind for kind in StateDictType
 }
@@ -44,6 +46,7 @@ _ATTENTIONS = {
     for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 }
 """transformers/modeling_utils.py, attn_implementation."""
+_ATTENTION = Word("attention", _ATTENTIONS)
 
 _START_OPTIONS = (
     click.option(
@@ -55,25 +58,25 @@ _START_OPTIONS = (
     click.option("--plan", type=click.Path(path_type=Path), help="Start from a plan file."),
 )
 _FIELD_OPTIONS = (
-    click.option("--engine", type=Word("engine", Engine), help="DeepSpeed, FSDP2, or PyTorch alone."),
+    click.option("--engine", type=Word("engine", Engine), help="DeepSpeed, FSDP2, or native: PyTorch alone."),
     click.option(
         "--zero-stage",
         type=ZERO_STAGE,
-        help="ZeRO stage; the states that DeepSpeed shards over the ranks.",
+        help="ZeRO stage: the states that DeepSpeed shards.",
     ),
     click.option(
         "--offload-optimizer",
         "--offload-optimizer-device",
         "optimizer_offload",
         type=OFFLOAD,
-        help="Where optimizer states are stored.",
+        help=f"Optimizer states on: {listed(OFFLOAD)}.",
     ),
     click.option(
         "--offload-param",
         "--offload-param-device",
         "param_offload",
         type=OFFLOAD,
-        help="Where parameter shards are stored; needs ZeRO-3 or FSDP2.",
+        help=f"Weights (ZeRO-3, FSDP2) on: {listed(OFFLOAD)}.",
     ),
     click.option(
         "--nvme-path",
@@ -99,12 +102,12 @@ _FIELD_OPTIONS = (
     click.option(
         "--mixed-precision",
         "precision",
-        type=Word("precision", _PRECISIONS),
-        help="Format of the forward and backward pass.",
+        type=_PRECISION,
+        help="Compute in fp32 (or no), fp16 or bf16.",
     ),
     click.option("--micro-batch-size", type=POSITIVE, help="Samples per rank in one forward pass."),
     click.option(
-        "--gradient-accumulation-steps", type=POSITIVE, help="Forward passes per rank in one optimizer step."
+        "--gradient-accumulation-steps", type=POSITIVE, help="Passes of each rank per optimizer step."
     ),
     number_option("--global-batch-size", "--global-batch", help="Samples per optimizer step over all ranks."),
     click.option("--gradient-clipping", type=Number(float, least=0), help="Maximum gradient norm; 0 is off."),
@@ -117,11 +120,16 @@ _FIELD_OPTIONS = (
     ),
     click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
     click.option(
-        "--attention", type=Word("attention", _ATTENTIONS), help="transformers' attention implementation."
+        "--attention", type=_ATTENTION, help=_ATTENTION.listed("transformers' attention implementation.")
     ),
     click.option("--compile", is_flag=True, default=None, help="Use torch.compile."),
     *ADAPTER_OPTIONS,
-    click.option("--tf32/--no-tf32", default=None, help="Use tf32 for fp32 products on tensor cores."),
+    click.option(
+        "--tf32/--no-tf32",
+        default=None,
+        hidden=True,
+        help="Use tf32 for fp32 products on tensor cores.",
+    ),
     click.option("--liger", is_flag=True, default=None, help="Use Liger kernels in the model."),
     click.option("--group-by-length", is_flag=True, default=None, help="Batch samples of similar length."),
     number_option(
@@ -153,14 +161,20 @@ num_processes_option = click.option(
     "--num-processes", type=POSITIVE, help="Ranks on all nodes together; default: one per GPU."
 )
 _cpu_option = click.option("--cpu", "on_cpu", is_flag=True, help="Run on the CPU as a test, ignoring GPUs.")
-_num_nodes_option = click.option(
+num_nodes_option = click.option(
     "--num-machines", "--nnodes", "num_nodes", type=POSITIVE, help="Number of nodes."
 )
 rendezvous_options = option_group(
     click.option(
-        "--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0."
+        "--machine-rank",
+        "--node-rank",
+        type=Number(int, least=0),
+        hidden=True,
+        help="This node's number, from 0.",
     ),
-    click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0."),
+    click.option(
+        "--main-process-ip", "--master-addr", metavar="HOST", hidden=True, help="Address of node 0."
+    ),
     click.option(
         "--main-process-port",
         "--master-port",
@@ -171,7 +185,10 @@ rendezvous_options = option_group(
 """The flags for the rendezvous of nodes."""
 
 no_check_option = click.option(
-    "--no-check", is_flag=True, help="Continue even if `zerofit check` says that it can't work."
+    "--no-check",
+    is_flag=True,
+    hidden=True,
+    help="Continue even if `zerofit check` says that it can't work.",
 )
 trust_option = click.option(
     "--trust-checkpoint",
@@ -179,7 +196,9 @@ trust_option = click.option(
     is_flag=True,
     help="Load a checkpoint even if its files run code; only for one that you or your script wrote.",
 )
-module_option = click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+module_option = click.option(
+    "-m", "--module", is_flag=True, hidden=True, help="SCRIPT is a module, as with python -m."
+)
 gpu_ids_option = click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 
 
@@ -219,7 +238,7 @@ def script_options(
 
 
 strategy_options = option_group(
-    *_START_OPTIONS, *_FIELD_OPTIONS, num_processes_option, _num_nodes_option, _cpu_option
+    *_START_OPTIONS, *_FIELD_OPTIONS, num_processes_option, num_nodes_option, _cpu_option
 )
 """The flags for a strategy and its ranks."""
 one_node_options = option_group(*_FIELD_OPTIONS, num_processes_option, _cpu_option)

@@ -42,6 +42,8 @@ else:
             return cls
 
 
+ONE_OF = "; one of "
+"""What precedes a list of words that --help leaves to --help-all."""
 _LONGEST_METAVAR = 64
 """Maximum characters of the choices beside an option's name in --help."""
 
@@ -90,7 +92,12 @@ class Word(ParamType[Any]):
 
     def listed(self, sentence: str) -> str:
         """Return the help of an option with too many choices to list beside its name."""
-        return f"{sentence.rstrip('.')}; one of {', '.join(self._words)}."
+        return f"{sentence.rstrip('.')}{ONE_OF}{', '.join(self._words)}."
+
+
+def listed(words: Word) -> str:
+    """Return the choices in a sentence: "none, cpu or nvme"."""
+    return f"{', '.join(words.words[:-1])} or {words.words[-1]}"
 
 
 TASK = Word("task", Task)
@@ -175,9 +182,9 @@ def _of_context(ctx: click.Context) -> Iterator[None]:
         raise
 
 
-def remember_typed(ctx: click.Context, args: list[str], *, again: bool = False) -> None:
-    """Store a verb's command line as typed, for `typed_words`; `again` if it was rewritten."""
-    if again or _TYPED not in ctx.meta:
+def remember_typed(ctx: click.Context, args: list[str]) -> None:
+    """Store a verb's command line as typed, for `typed_words`."""
+    if _TYPED not in ctx.meta:
         ctx.meta[_TYPED] = tuple(args)
 
 

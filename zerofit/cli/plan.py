@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.completion import complete_file, complete_gpus, complete_script
+from zerofit.cli.completion import complete_file, complete_script
 from zerofit.cli.draw_plot import check_can_plot
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.launch_lines import launch_line_options, resolve_line_flags
 from zerofit.cli.options import (
     check_script_flags,
     field_options,
     module_option,
+    num_nodes_option,
     num_processes_option,
     settings_from,
 )
@@ -23,8 +25,8 @@ from zerofit.cli.output.console import Console, echo, for_terminal, terminal_wid
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
-from zerofit.cli.parameters import CONTEXT, POSITIVE
-from zerofit.cli.plan_options import FixingVerb, machine_options, model_options
+from zerofit.cli.parameters import CONTEXT
+from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.cli.shared_options import capture_limit_option, wide_option
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.errors import UserError
@@ -48,51 +50,35 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=FixingVerb,
+    cls=GroupedVerb,
     context_settings={**CONTEXT, "allow_interspersed_args": False},
     groups={
-        "Workload": ("model", "sequence_length", "task", "is_fast", "module"),
-        "Machine": ("gpus", "num_nodes", "num_processes", "host_ram", "compare"),
+        "Workload": ("model", "sequence_length", "is_fast"),
+        "Machine": ("gpus", "num_nodes", "num_processes", "host_ram"),
         "Output": ("why", "as_json", "output", "plot", "compare_layouts"),
     },
 )
 @model_options
-@machine_options()
-@click.option(
-    "--nodes",
-    "--num-machines",
-    "--nnodes",
-    "num_nodes",
-    type=POSITIVE,
-    help="Number of nodes.",
+@machine_options(
+    gpus="GPUs of one node, as 8xA100-80G; repeat to compare.",
+    takes_several=True,
 )
+@num_nodes_option
 @num_processes_option
 @launch_line_options
 @click.option(
-    "--compare",
-    metavar="SPECS",
-    shell_complete=complete_gpus,
-    help="Several machines instead of --gpus; 8xA100-80G,1x4090.",
-)
-@click.option(
     "--compare-layouts",
     is_flag=True,
-    help="Also list the ways in which GPUs can share samples; sequence, tensor, pipeline parallel.",
-)
-@click.option(
-    "--fix",
-    metavar="NAME=VALUE",
-    expose_value=False,
-    help="Fix a part of the plan; as the flag of that name does.",
+    help="List sequence, tensor and pipeline parallel layouts too.",
 )
 @field_options
-@click.option("--why", is_flag=True, help="Every reason, every term of every phase; with formula and source.")
+@click.option("--why", is_flag=True, help="Every reason; every term with its formula and source.")
 @wide_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the plan to a file; for config --plan and launch --plan.",
+    help="Write the plan for config --plan and launch --plan.",
 )
 @click.option("--force", is_flag=True, help="Overwrite a plan that differs, or an existing plot.")
 @click.option(
@@ -111,7 +97,7 @@ def plan(
     num_processes: int | None,
     config_file: str | None,
     deepspeed_file: str | None,
-    compare: str | None,
+    gpus: tuple[str, ...],
     compare_layouts: bool,
     why: bool,
     as_json: bool,
@@ -123,20 +109,19 @@ def plan(
 ) -> int:
     """Predict what a run needs on each GPU and host, and choose the fastest strategy that fits.
 
-    SCRIPT, followed by its arguments, runs up to its first training step, and the plan is for what it trains;
-    or name a model with --model, --seq-len and --global-batch-size. SCRIPT may be a whole launch line. Needs
-    no GPU: --gpus describes the machine. Strategy flags (--zero-stage 3, or --fix zero-stage=3) fix parts of
-    the plan. Exits 1 if nothing fits.
+    SCRIPT, with its arguments or as a whole launch line, runs up to its first training step; or name a model
+    with --model, --seq-len and --global-batch-size. Needs no GPU: --gpus describes the machine. Strategy
+    flags, such as --zero-stage 3, fix parts of the plan. Exits 1 if nothing fits.
     """
     console = Console()
     if script is not None:
         check_script_flags(script, script_args)
     elif module:
         raise _no_module()
-    _check_together(compare, flags["gpus"], output, plot)
-    machines = [part.strip() for part in (compare or "").split(",") if part.strip()]
-    if machines:
-        flags["gpus"] = machines[0]  # another machine than this one, to which accelerate's file belongs
+    is_comparison = len(gpus) > 1
+    if is_comparison:
+        _check_for_one(gpus, output, plot)
+    flags["gpus"] = gpus[0] if gpus else None
     ranks_per_node = resolve_line_flags(flags)
     spec = resolve(
         None if script is None else (script, *script_args),
@@ -160,7 +145,7 @@ def plan(
         _check_output(output, spec.target)
     if spec.options.is_fast:
         gc.disable()  # in half a second there is no garbage worth collecting
-    described = [replace(spec.described, gpus=machine) for machine in machines] or [spec.described]
+    described = [replace(spec.described, gpus=machine) for machine in gpus] or [spec.described]
     subject, answers = plan_on_machines(spec, described, observer=console, compares_layouts=compare_layouts)
     for note in answers[0].notes:
         if all(note in answer.notes for answer in answers):
@@ -174,9 +159,9 @@ def plan(
 
         draw_plan(answers[0], plot)
     width = None if wide else terminal_width()
-    is_launchable = spec.target is not None and compare is None and answers[0].fits
+    is_launchable = spec.target is not None and not is_comparison and answers[0].fits
     is_launchable = is_launchable and (output is None or answers[0].chosen is not None)
-    text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
+    text = _text(subject, answers, as_json=as_json, why=why, is_comparison=is_comparison, width=width)
     echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
         echo(f"\nto train like this: {_launch_line(output, spec)}")
@@ -252,22 +237,14 @@ def _text(
     return "\n\n".join(parts)
 
 
-def _check_together(compare: str | None, gpus: str | None, output: Path | None, plot: Path | None) -> None:
-    if compare is None:
-        return
-    other = next(
-        (
-            flag
-            for flag, value in (("--gpus", gpus), ("--output", output), ("--plot", plot))
-            if value is not None
-        ),
-        None,
-    )
-    if other is not None or not compare.strip(" ,"):
+def _check_for_one(gpus: tuple[str, ...], output: Path | None, plot: Path | None) -> None:
+    """Check that no file is to be written of a comparison."""
+    other = next((flag for flag, path in (("--output", output), ("--plot", plot)) if path is not None), None)
+    if other is not None:
         raise UserError(
             "compare-alone",
-            "--compare names several machines, but a plan is for one",
-            found=f"--compare {compare}" + (f" with {other}" if other else ""),
-            why="it prints each machine's plan; a file or --gpus is for a single machine",
-            fix="name the machines after --compare, and plan for the one you choose with --gpus",
+            "several --gpus compare machines, but a plan is for one",
+            found=" ".join((*(f"--gpus {machine}" for machine in gpus), f"with {other}")),
+            why=f"{other} writes the plan of a single machine",
+            fix="give --gpus once, for the machine that you choose",
         )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.completion import complete_gpus, complete_model, matching
-from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.parameters import (
     DTYPE,
     POSITIVE,
@@ -17,10 +16,7 @@ from zerofit.cli.parameters import (
     Word,
     number_option,
     option_group,
-    remember_typed,
 )
-from zerofit.core.errors import UserError, nearest
-from zerofit.core.overrides import FLAGS
 from zerofit.core.units import parse_bytes
 from zerofit.planning.options import DEFAULT_RESERVE, Allow, Loop, Reserve
 
@@ -78,14 +74,14 @@ model_options = option_group(
         "--model",
         metavar="MODEL",
         shell_complete=complete_model,
-        help="A folder, config.json, hub id or name from the catalog.",
+        help="A folder, config.json, hub id or catalog name.",
     ),
     number_option(
         "--seq-len",
         "--sequence-length",
         "--max-seq-length",
         "sequence_length",
-        help="Tokens of the longest sample; for a speech model, of its text.",
+        help="Tokens of the longest sample; for speech, of its text.",
     ),
     number_option(
         "--target-len",
@@ -93,7 +89,7 @@ model_options = option_group(
         "target_length",
         help="Tokens of an encoder-decoder's longest target; default: the sample's.",
     ),
-    click.option("--task", type=TASK, help=TASK.listed("Task of the model's head.")),
+    click.option("--task", type=TASK, hidden=True, help=TASK.listed("Task of the model's head.")),
     click.option(
         "--padded/--no-padded",
         "is_padded",
@@ -116,7 +112,7 @@ model_options = option_group(
         "--allow",
         type=_Allowed(),
         default=frozenset(),
-        help="Changes permitted if nothing else fits; to what is trained, or on what.",
+        help=f"What may change if nothing else fits: {', '.join(Allow)}.",
     ),
     click.option(
         "--reserve",
@@ -134,13 +130,13 @@ model_options = option_group(
         "--fast",
         "is_fast",
         is_flag=True,
-        help="Use closed forms instead of a trace, in a second; plan then says what fits or may fit.",
+        help="Closed forms, no trace: what fits or may fit, in a second.",
     ),
     click.option(
-        "--fastest",
-        "takes_fastest",
+        "--prefer-speed",
+        "prefers_speed",
         is_flag=True,
-        help="Use the fastest strategy, even in 16 bits; if SCRIPT names no precision.",
+        help="Prefer speed to SCRIPT's batch, engine and fp32.",
     ),
 )
 """The flags for model and workload."""
@@ -161,83 +157,17 @@ _MACHINE_OPTIONS = (
 
 
 def machine_options(
-    *, gpus: str = "GPUs of one node, such as 8xA100-80G; default: the local ones."
+    *,
+    gpus: str = "GPUs of one node, such as 8xA100-80G; default: the local ones.",
+    takes_several: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the flags for another machine.
 
     Args:
         gpus: the help of --gpus.
+        takes_several: True if --gpus may be repeated.
     """
-    gpus_option = click.option("--gpus", metavar="SPEC", shell_complete=complete_gpus, help=gpus)
+    gpus_option = click.option(
+        "--gpus", metavar="SPEC", multiple=takes_several, shell_complete=complete_gpus, help=gpus
+    )
     return option_group(gpus_option, *_MACHINE_OPTIONS)
-
-
-class FixingVerb(GroupedVerb):
-    """A verb that accepts --fix NAME=VALUE for the flag of that name."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        remember_typed(ctx, args)
-        if not any(argument == "--fix" or argument.startswith("--fix=") for argument in args):
-            return super().parse_args(ctx, args)
-        own, of_script = self._split_at_the_script(ctx, args)
-        rest, unfixed = iter(own), []
-        for argument in rest:
-            if argument == "--fix":
-                unfixed += as_flag(next(rest, ""))
-            elif argument.startswith("--fix="):
-                unfixed += as_flag(argument.removeprefix("--fix="))
-            else:
-                unfixed.append(argument)
-        remember_typed(ctx, [*unfixed, *of_script], again=True)
-        return super().parse_args(ctx, unfixed + of_script)
-
-    def _split_at_the_script(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
-        """Return zerofit's own flags, and the script with its arguments, if any."""
-        values, _ = self.peek(ctx, args)
-        script_args = values.get("script_args")
-        number = int(isinstance(values.get("script"), str))
-        if isinstance(script_args, tuple):  # otherwise click's marker for a missing value
-            number += len(script_args)
-        return args[: len(args) - number], args[len(args) - number :]
-
-
-_ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-_SWITCHES = {
-    "--gradient-checkpointing": "--no-gradient-checkpointing",
-    "--compile": None,
-    "--lora": None,
-    "--tf32": "--no-tf32",
-    "--liger": None,
-    "--group-by-length": None,
-}
-"""Flags without a value, and their negation; None: leave it out."""
-
-
-def as_flag(said: str) -> list[str]:
-    """Return "zero-stage=3" as ["--zero-stage", "3"]."""
-    name, equals, value = said.partition("=")
-    word = name.strip().lstrip("-").replace("_", "-")
-    flags = {field.replace("_", "-"): flag for field, flag in FLAGS.items()}
-    flags |= {flag.removeprefix("--"): flag for flag in FLAGS.values()}
-    if not equals or word not in flags:
-        near, names = nearest(word, flags), sorted({flag[2:] for flag in FLAGS.values()})
-        raise UserError(
-            "fix-unreadable",
-            "the value of --fix can't be used",
-            found=f"--fix {said}",
-            why=f"it must be NAME=VALUE, with a name of {', '.join(names)}",
-            fix=f"did you mean --fix {near}=VALUE?" if near else "write it as in --fix zero-stage=3",
-        )
-    flag = flags[word]
-    if flag not in _SWITCHES:
-        return [flag, value]
-    if value.lower() not in _ON_OFF:
-        raise UserError(
-            "fix-unreadable",
-            "the value of --fix can't be used",
-            found=f"--fix {said}",
-            why=f"{flag} is on or off",
-            fix=f"write --fix {word}=on or --fix {word}=off",
-        )
-    opposite = _SWITCHES[flag]
-    return [flag] if _ON_OFF[value.lower()] else [opposite] if opposite else []

@@ -12,9 +12,12 @@ from zerofit.cli.completion import complete_run
 from zerofit.cli.output.console import echo
 from zerofit.cli.parameters import CONTEXT, Number, Verb, VerbGroup
 from zerofit.cli.shared_options import json_option, run_dir_option
+from zerofit.configs.write.write_files import check_can_write, write_files
+from zerofit.core.run_report import report_to_json
 from zerofit.core.units import format_bytes
 from zerofit.launching.clusters.follow import cancel, find_run, print_log, run_status, status_lines
 from zerofit.launching.run_list import list_runs, remove_run, runs_to_prune
+from zerofit.launching.run_report import run_report
 
 
 @click.group(cls=VerbGroup, context_settings=CONTEXT)
@@ -53,6 +56,30 @@ def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> 
 def cancel_one(run: str, run_dir: Path) -> None:
     """Cancel a run."""
     echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
+
+
+@runs.command("report", cls=Verb)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write it to this file, after it is shown.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@run_dir_option
+@click.argument("run", required=False, shell_complete=complete_run)
+def report_of(run: str | None, run_dir: Path, output: Path | None, force: bool) -> None:
+    """Print what a run was predicted to need, and needed, to be published.
+
+    One small JSON document: the model's shape, strategy, versions, GPUs, peaks, step time, recoveries and the
+    cause's id. It contains no name, path, host, user or argument, and is sent nowhere.
+    """
+    if output is not None:
+        check_can_write(output, force=force, flag="--output FILE")
+    text = report_to_json(run_report(find_run(run, run_dir)))
+    echo(text.rstrip("\n"))
+    if output is not None:
+        write_files({output: text}, force=force, flag="--output FILE")
+        echo(f"zerofit: all of {output} is shown above", err=True)
 
 
 @runs.command("list", cls=Verb)

@@ -75,7 +75,6 @@ _WALL_TIME = Parsed(
     help="The scheduler (required).",
 )
 @number_option(
-    "--nodes",
     "--num-machines",
     "--nnodes",
     "num_nodes",

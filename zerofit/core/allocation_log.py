@@ -222,6 +222,31 @@ class Packing:
     (nn/modules.py, Params4bit; autograd/_functions.py, MatMul4Bit)."""
 
 
+class FusedKernel(StrEnum):
+    """A kernel that replaces operators of a transformers model, named as Liger names it."""
+
+    ROPE = "rope"
+    RMS_NORM = "rms_norm"
+    SWIGLU = "swiglu"
+    """Gated feed-forward blocks, also with GELU."""
+    CROSS_ENTROPY = "cross_entropy"
+    """A loss of whole logits, which become their own gradient."""
+    FUSED_LINEAR_CROSS_ENTROPY = "fused_linear_cross_entropy"
+    """Head and loss of a piece of the tokens after another; whole logits never exist."""
+    FIRST_FUSED_LINEAR_CROSS_ENTROPY = "first_fused_linear_cross_entropy"
+    """The same as in Liger's releases of 2024, with hidden states shifted into a copy and logits in fp32, and
+    in fms-acceleration, which runs a copy of it."""
+
+
+LIGER = (
+    FusedKernel.ROPE,
+    FusedKernel.RMS_NORM,
+    FusedKernel.SWIGLU,
+    FusedKernel.FUSED_LINEAR_CROSS_ENTROPY,
+)
+"""What Liger replaces where it is not told otherwise (liger_kernel/transformers/monkey_patch.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How FSDP2 runs in a trace, as rank 0 of all ranks."""
@@ -295,6 +320,8 @@ class TraceRequest:
     """Which of them, counted from 0: the first of its stages."""
     stage_blocks: tuple[int, ...] = ()
     """Blocks of each stage, a multiple of the ranks; empty where they are shared by time alone."""
+    kernels: tuple[FusedKernel, ...] = ()
+    """What fused kernels replace in transformers' models."""
     softmax_saves_input: bool = False
     """True if softmax saves its input as well as its output, as in PyTorch up to 1.10."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine
+from zerofit.core.strategy import Engine, Lora, Quantization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,7 @@ FLAGS = {
     "compile": "--compile",
     "freeze": "--freeze",
     "lora": "--lora",
-    "quantization": "--quantize",
+    "quantization": "--qlora",
     "tf32": "--tf32",
     "liger": "--liger",
     "group_by_length": "--group-by-length",
@@ -37,6 +37,8 @@ FLAGS = {
     "state_dict_type": "--state-dict-type",
 }
 """The command-line flag of each Strategy field that has one."""
+SWITCHED = (bool, Lora, Quantization)
+"""Kinds of fields whose flag takes no value."""
 OTHER_FLAGS = {
     "global_batch_size": "--global-batch-size",
     "world_size": "--num-processes",
@@ -48,6 +50,33 @@ OTHER_FLAGS = {
     "dp_replicate_size": "--dp-replicate-size",
 }
 """The flag of each other field: those of Topology, and the global batch of Workload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedFlag:
+    """A flag that zerofit no longer has."""
+
+    replacement: str
+    """The flag that does the same."""
+    fix: str
+    """How to write that."""
+
+
+REMOVED_FLAGS = {
+    "--fastest": RemovedFlag(replacement="--prefer-speed", fix="write --prefer-speed, which does the same"),
+    "--quantize": RemovedFlag(
+        replacement="--qlora", fix="write --qlora in place of --lora --quantize nf4: it trains the same"
+    ),
+    "--fix": RemovedFlag(
+        replacement="--zero-stage",
+        fix="write the strategy's own flag, such as --zero-stage 3 in place of --fix zero-stage=3",
+    ),
+    "--nodes": RemovedFlag(replacement="--num-machines", fix="write --num-machines, which does the same"),
+    "--compare": RemovedFlag(
+        replacement="--gpus", fix="repeat --gpus for each machine: --gpus 8xA100-80G --gpus 1xRTX4090"
+    ),
+}
+"""By name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,6 +174,6 @@ def _check_one_plan_for_all_nodes(spec: RunSpec) -> None:
         "several nodes need one plan, made once",
         found=f"{said} on {num_nodes} nodes without --plan",
         why="each node would plan separately, and nodes with different plans wait for each other forever",
-        fix=f"plan once, `zerofit plan --nodes {num_nodes} --gpus SPEC --output FILE` with the same "
+        fix=f"plan once, `zerofit plan --num-machines {num_nodes} --gpus SPEC --output FILE` with the same "
         "script or model, and pass --plan FILE on every node; or use --preset, or flags with --no-capture",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import BLOCKS
-from zerofit.core.overrides import FLAGS
+from zerofit.core.overrides import FLAGS, SWITCHED
 from zerofit.core.strategy import (
     Engine,
     Lora,
@@ -147,6 +147,8 @@ def launch_flags(settings: Mapping[str, Any]) -> Iterator[str]:
             yield flag if value else flag.replace("--", "--no-", 1)
         elif isinstance(value, Lora):  # its alpha is twice the rank, as by default
             yield from (flag, "--lora-rank", str(value.rank))
+        elif isinstance(value, SWITCHED):
+            yield flag
         else:
             words = ",".join(value) if isinstance(value, tuple) else value
             yield from (flag, str(words.value if isinstance(words, Enum) else words))

@@ -210,15 +210,17 @@ def start(
     )
     if others is not None:
         verdict = others.agree(verdict)
+    step_time_s = watch.step_time_s if launch.plan.trial is None else trial_step_time_s(records.values())
     store_observation(
         launch.plan,
         launch.target,
         verdict,
         observations,
         peak_host_bytes=max((record.peak_host_bytes for record in records.values()), default=0),
-        step_time_s=watch.step_time_s if launch.plan.trial is None else trial_step_time_s(records.values()),
+        step_time_s=step_time_s,
     )
     document = _run_document(launch, folder, started_at, verdict, failures, records)
+    document["step_time_s"] = step_time_s
     try:
         write_file(folder.run, json.dumps(document, indent=2) + "\n")
     except UserError as error:  # the run's result does not depend on whether it can be recorded

@@ -75,7 +75,7 @@ class ModelFlags:
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
     expandable_segments: bool = False
     is_fast: bool = False
-    takes_fastest: bool = False
+    prefers_speed: bool = False
     allowed_lora: Lora | None = None
     """Adapters to use if the user allows them without asking for them."""
 

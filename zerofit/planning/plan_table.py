@@ -50,7 +50,6 @@ _AT_LEAST = "too large: weights, gradients, states and context of its smallest v
 COMMAND = "    "
 """Indentation of a command to paste."""
 _ONLY_PLANNING = (
-    "compare",
     "compare_layouts",
     "why",
     "wide",
@@ -434,7 +433,7 @@ def _hint(other: EstimatedStrategy, chosen: EstimatedStrategy) -> Iterator[str]:
     ratio, precision = _speedup(other, chosen), other.strategy.precision
     if ratio is not None and precision is not None and ratio > 1 + TIME_TIE_SHARE:
         yield f"hint: --mixed-precision {precision.value} is about {ratio:.1f} x faster and rounds more;"
-        yield "      --fastest takes it"
+        yield "      --prefer-speed takes it"
 
 
 def _terms_lines(device: MemoryEstimate) -> Iterator[str]:

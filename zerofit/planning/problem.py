@@ -83,9 +83,9 @@ class Problem:
         return self.spec.options.allow
 
     @property
-    def takes_fastest(self) -> bool:
+    def prefers_speed(self) -> bool:
         """True to take the fastest strategy, even in another precision than the script's."""
-        return self.spec.options.takes_fastest
+        return self.spec.options.prefers_speed
 
     def with_options(self, **options: Any) -> Problem:
         """Return the problem with other options of planning, by field of ModelFlags."""
@@ -99,7 +99,7 @@ class Problem:
     @property
     def own_precision(self) -> Precision | None:
         """fp32 for a script that names no precision; None if any precision may be chosen."""
-        if self.script is None or self.takes_fastest or self.script.capture.precision is not None:
+        if self.script is None or self.prefers_speed or self.script.capture.precision is not None:
             return None
         return None if "precision" in self.constraints.settled() else Precision.FP32
 

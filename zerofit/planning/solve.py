@@ -408,7 +408,7 @@ def _buckets_of(files: ConfigFiles, hidden_size: int) -> Buckets:
 def script_with_flags(problem: Problem) -> Strategy | None:
     """Return the script's own strategy with the user's flags; it need not be a candidate."""
     own = script_as_it_is(problem)
-    if own is None or problem.takes_fastest:
+    if own is None or problem.prefers_speed:
         return None
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
     own = replace(own, **{**settled, **problem.said.strategy})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from zerofit.core.allocation_log import Packing, Sharding, TraceRequest
+from zerofit.core.allocation_log import LIGER, Packing, Sharding, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate, MemoryEstimate
 from zerofit.core.plan import Topology
@@ -522,6 +522,7 @@ def trace_request_for(
         pipeline_parallel_size=stages,
         stage_blocks=topology.stage_blocks,
         sharding=_sharding(strategy, topology) if strategy.engine is Engine.FSDP2 else None,
+        kernels=LIGER if strategy.liger else (),
     )
 
 

@@ -28,7 +28,7 @@ def capture_lines(capture: Capture, *, is_cached: bool = False) -> tuple[str, ..
 
 
 def capture_summary(capture: Capture) -> dict[str, Any]:
-    """Return the capture for `zerofit plan --json`; docs/plan.md describes its fields."""
+    """Return the capture for `zerofit plan --json`; docs/reference/files.md describes its fields."""
     optimizer, lengths = capture.optimizer, capture.lengths
     return {
         "target": list(capture.target),

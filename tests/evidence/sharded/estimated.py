@@ -62,17 +62,12 @@ def log_of(case: Case) -> AllocationLog:
         model = make_model(case)
         skeleton = describe(model)
         sharded = ShardedModel(model, mesh, request.sharding, keeps_formats=case.qlora)
-
-        def run(*, records: bool) -> Any:
-            feed = lambda *_: ((), make_inputs(case))  # noqa: E731
-            return run_sharded_step(
-                sharded, skeleton, BATCH, request, records=records, feed=feed, as_on_cuda=False
-            )
-
+        sharded.gather_first()
+        feed = lambda *_: ((), make_inputs(case))  # noqa: E731
         # The real ranks run under a dispatch mode too, where autograd never adds in place.
         with attribute_replaced(ShardedRecorder, "_is_engine_sum", lambda *_: False):
-            run(records=False)
-            log = to_allocation_log(exact(run(records=True)), skeleton, 1)
+            raw = run_sharded_step(sharded, skeleton, BATCH, request, feed=feed, as_on_cuda=False)
+        log = to_allocation_log(exact(raw), skeleton, 1)
         return with_shards(log, sharded)
 
 

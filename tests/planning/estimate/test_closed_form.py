@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_steps import closed_form_of
 
-from zerofit.core.allocation_log import AllocationLog, CostKind, Event, Pass, TensorKind, TraceRequest
+from zerofit.core.allocation_log import (
+    LIGER,
+    AllocationLog,
+    CostKind,
+    Event,
+    Pass,
+    TensorKind,
+    TraceRequest,
+)
 from zerofit.core.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 from zerofit.core.strategy import Lora, Precision
 from zerofit.core.units import MIB
@@ -196,6 +204,16 @@ def test_forward_and_backward_do_six_operations_a_parameter_and_token() -> None:
     flops = sum(cost.count * cost.flops_per_sample for cost in log.costs if cost.kind.value == "matmul")
     parameters = sum(one.num_elements for one in log.parameters) - 128256 * 4096
     assert flops == pytest.approx(6 * parameters * 2048, rel=0.001)
+
+
+def test_logits_of_a_fused_loss_exist_in_pieces_as_wide_as_the_hidden_state() -> None:
+    request = TraceRequest(sequence_length=512, weights=_BF16, keeps_outputs=False)
+    model = probe_model("qwen3-4b").facts
+    plain, fused = (
+        _peak_bytes(closed_form_log(model, replace(request, kernels=kernels)), 8) for kernels in ((), LIGER)
+    )
+    tokens, whole, at_once = 8 * 512, model.vocab_size, model.hidden_size
+    assert plain - fused > 2 * 4 * tokens * (whole - at_once)
 
 
 def test_under_lora_only_adapters_train_and_lie_in_fp32() -> None:

@@ -146,8 +146,8 @@ def test_the_pages_state_the_errors_of_the_known_runs(
     assert said in " ".join((_ROOT / page).read_text("utf-8").split())
 
 
-def test_the_page_of_numbers_states_the_errors_of_other_model_code(recorded: dict[str, Any]) -> None:
+def test_the_page_of_published_runs_states_the_errors_of_other_model_code(recorded: dict[str, Any]) -> None:
     group = recorded["summary"]["all, by transformers in LitGPT's place: what is known"]
     median, worst = (f"{abs(group[name]):.1%}".replace("%", " %") for name in ("median", "worst"))
-    page = " ".join((_ROOT / "docs" / "plan-numbers.md").read_text("utf-8").split())
+    page = " ".join((_ROOT / "docs" / "published-runs.md").read_text("utf-8").split())
     assert f"in the place of LitGPT's are off by {median} in the median and {worst} at worst" in page

@@ -11,9 +11,9 @@ from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
 from zerofit.core.optimizers.lookup import REPLACEMENT_IDS
-from zerofit.core.overrides import FLAGS, Overrides, flag_of, overrides
+from zerofit.core.overrides import FLAGS, SWITCHED, Overrides, flag_of, overrides
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Lora, show
+from zerofit.core.strategy import show
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _text(name: str, said: Overrides) -> str:
     if where == "--qlora":  # which sets two fields
         return where
     flag = flag_of(name, value)
-    return flag if isinstance(value, bool | Lora) else f"{flag} {show(value)}"
+    return flag if isinstance(value, SWITCHED) else f"{flag} {show(value)}"
 
 
 def _as_launched(script: ScriptFacts) -> ScriptFacts:

@@ -192,14 +192,14 @@ def _may_set_precision(situation: Situation) -> bool:
     severity=Severity.ERROR,
     summary="quantized weights do not train",
     why="updates are smaller than the resolution of 4 bits, so adapters are trained instead",
-    fix="add --lora, or leave out --quantize",
+    fix="set --qlora, which trains adapters on them, or leave the weights as they are",
     see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )
 def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is not None and strategy.quantization is not None and strategy.lora is None:
-        yield Hit(found=f"{text_of(situation, 'quantization')} without --lora")
+        yield Hit(found=f"{strategy.quantization} weights without adapters")
 
 
 @Rule(
@@ -209,7 +209,7 @@ def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
     why="each rank first moves all 4-bit weights to its GPU, as transformers makes them without zero.Init; "
     "where that fits, ZeRO-2 fits too",
     fix="set {engine} to fsdp2, which shards them block by block, set {zero_stage} to 2 or less, or leave "
-    "out --quantize",
+    "out --qlora",
     see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py",
     evidence=fails(not_reproduced=_NO_CHECKPOINT),
 )

@@ -1,4 +1,4 @@
-"""A plan as the JSON document of `zerofit plan --json`; docs/plan.md describes its fields."""
+"""A plan as the JSON document of `zerofit plan --json`; docs/reference/files.md describes its fields."""
 
 from __future__ import annotations
 

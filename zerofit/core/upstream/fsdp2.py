@@ -250,6 +250,20 @@ def units_of(model: Any) -> list[list[Any]]:
     return [group.fsdp_params for group in _all_groups(model)]
 
 
+def gather_each_unit(model: Any) -> None:
+    """Gather each unit of a sharded model as in its first forward pass, and reshard it.
+
+    Needed once, as FSDP2 then makes what it keeps: streams, and gathered weights that are resized later.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    model._get_fsdp_state()._lazy_init()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            module.reshard()
+
+
 def is_sharded(model: Any) -> bool:
     """Return True if FSDP2 has sharded a model, which torch.compile may have wrapped."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # nothing is sharded before this is imported

@@ -64,6 +64,16 @@ def sparse_parts(tensor: Any) -> tuple[Any, Any]:
     return tensor._indices(), tensor._values()
 
 
+def known_device(tensor: Any) -> Any:
+    """Return the device of a fake tensor without a dispatch; None of others.
+
+    Autograd asks for it at each edge. Source: torch/_subclasses/fake_tensor.py, _device_handler.
+    """
+    if type(tensor).__name__ == "FakeTensor" and not tensor.fake_mode.in_kernel_invocation:
+        return tensor.fake_device
+    return None
+
+
 def timeout_of_default_group() -> timedelta:
     """Return the timeout of the default process group (torch 2.8 to 2.13)."""
     import torch

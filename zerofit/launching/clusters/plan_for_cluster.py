@@ -94,9 +94,9 @@ def _given_plan(spec: RunSpec, plan: Plan) -> Plan:
         raise UserError(
             "plan-for-other-nodes",
             "the plan is for another number of nodes",
-            found=f"--nodes {num_nodes} with a plan for {plan.topology.num_nodes}",
+            found=f"--num-machines {num_nodes} with a plan for {plan.topology.num_nodes}",
             why="batches and memory of a plan depend on its number of ranks",
-            fix="leave out --nodes, or make a plan for this number",
+            fix="leave out --num-machines, or make a plan for this number",
         )
     if overrides.get("world_size") not in (None, plan.topology.world_size):
         raise UserError(

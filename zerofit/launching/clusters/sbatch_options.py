@@ -46,7 +46,7 @@ _LOGS = "leave it out: `zerofit runs logs` prints the output, which is in the ru
 _LEAVE = "leave it out; with --write-only you submit the job yourself, as you like"
 _OWN = {
     "time": "use --time",
-    "nodes": "use --nodes",
+    "nodes": "use --num-machines",
     "partition": "use --partition",
     "account": "use --account",
     "constraint": "use --constraint",

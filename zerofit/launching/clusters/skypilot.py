@@ -54,7 +54,7 @@ _SPEC = re.compile(r"(\d+)x(.+)")
 _LEAVE = "leave it out: the run needs the one that zerofit writes"
 _OWN = {
     **dict.fromkeys(("name", "run", "file_mounts"), _LEAVE),
-    "num_nodes": "use --nodes",
+    "num_nodes": "use --num-machines",
     "workdir": "run zerofit submit in that folder",
     **dict.fromkeys(("envs", "secrets"), "name variables with --env"),
     "resources": "name its fields: resources.use_spot=true",

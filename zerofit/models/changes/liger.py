@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.changes.checkpointing import transformers_parts
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 SEE = "https://github.com/linkedin/Liger-Kernel"
+FAMILIES = frozenset(
+    (
+        *("deepseek_v4", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4"),
+        *("gemma4_text", "glm4", "glm4v", "glm4v_moe", "gpt_oss", "granite", "hunyuan_v1_dense"),
+        *("hunyuan_v1_moe", "internvl", "llama", "llama4", "llama4_text", "llava", "ministral"),
+        *("mistral", "mixtral", "mllama", "mllama_text_model", "nemotron", "olmo2", "olmo3", "paligemma"),
+        *("phi3", "pixtral", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"),
+        *("qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
+        *("qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "smollm3"),
+        "smolvlm",
+    )
+)
+"""Model types that it has kernels for (MODEL_TYPE_TO_APPLY_LIGER_FN of August 2026), to plan without it."""
 
 
 def use_liger(model: Any) -> tuple[str, ...]:
@@ -34,17 +50,31 @@ def use_liger(model: Any) -> tuple[str, ...]:
     kernels = import_module("liger_kernel.transformers")
     families = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     for part in parts:
-        if part.config.model_type not in families:
-            raise UserError(
-                "liger-family-unknown",
-                "Liger has no kernels for this family of models",
-                found=f"Liger's kernels, and {type(part).__name__} of the family {part.config.model_type}",
-                why=f"liger-kernel supports {', '.join(sorted(families))}",
-                fix="train without Liger's kernels",
-                see=SEE,
-            )
+        check_family(part, families)
         kernels._apply_liger_kernel_to_instance(model=part)
     return tuple(f"Liger's kernels run in {type(part).__name__}" for part in parts)
+
+
+def check_family(part: Any, families: Collection[str]) -> None:
+    """Check that Liger has kernels for a transformers model.
+
+    Args:
+        part: the model.
+        families: the model types that Liger knows.
+
+    Raises:
+        UserError: it has none.
+    """
+    if part.config.model_type in families:
+        return
+    raise UserError(
+        "liger-family-unknown",
+        "Liger has no kernels for this family of models",
+        found=f"Liger's kernels, and {type(part).__name__} of the family {part.config.model_type}",
+        why=f"liger-kernel supports {', '.join(sorted(families))}",
+        fix="train without Liger's kernels",
+        see=SEE,
+    )
 
 
 def check_liger() -> None:

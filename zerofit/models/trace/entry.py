@@ -23,6 +23,7 @@ from zerofit.models.trace.cache import key_of, read_trace, write_trace
 from zerofit.models.trace.fsdp2 import ShardedModel, ShardedRuns, as_rank_0, saved_whole
 from zerofit.models.trace.layer_parts import cut_layers
 from zerofit.models.trace.layers import find_stacks, shortened
+from zerofit.models.trace.liger import heads_read_by_losses
 from zerofit.models.trace.packed import is_packed
 from zerofit.models.trace.parts import Absent, as_one_rank
 from zerofit.models.trace.prepare import prepare_model
@@ -31,9 +32,9 @@ from zerofit.models.trace.replicate import NotPeriodicError, replicate
 from zerofit.models.trace.run import collated, run_micro_batch, run_sharded_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from zerofit.core.allocation_log import AllocationLog, TraceRequest
+    from zerofit.core.allocation_log import AllocationLog, FusedKernel, TraceRequest
     from zerofit.models.source import ModelSource
     from zerofit.models.trace.affine import AffineLog
     from zerofit.models.trace.layers import Stack
@@ -235,12 +236,17 @@ def _cannot_trace(name: str, error: Exception) -> UserError:
     )
 
 
-def describe(model: Any) -> Skeleton:
-    """Return a model's modules, parameters and buffers."""
+def describe(model: Any, kernels: Iterable[FusedKernel] = ()) -> Skeleton:
+    """Return a model's modules, parameters and buffers.
+
+    Args:
+        kernels: what runs in its place; see heads_read_by_losses.
+    """
     import torch
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
+    read_by = heads_read_by_losses(model, kernels)
     holders: dict[str, int] = {}
     embeddings: set[str] = set()
     packed: set[str] = set()
@@ -253,6 +259,8 @@ def describe(model: Any) -> Skeleton:
             embeddings.update(own)
         if is_packed(module):
             packed.add(names[id(module.weight)])
+        if path in read_by:
+            own.append(names[id(read_by[path])])
         modules.append(path)
         held.append(tuple(numbers[name] for name in own))
     parameters = tuple(
@@ -290,7 +298,7 @@ class Tracing:
     runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.skeleton = describe(self.model)
+        self.skeleton = describe(self.model, self.request.kernels)
 
     def trace(self, *, all_layers: bool) -> Trace:
         """Return the logs of the whole model."""
@@ -312,10 +320,10 @@ class Tracing:
 
     def _logs(self) -> Trace:
         start, main = self._affine()
-        logs = [to_allocation_log(self._whole(main, start), self.skeleton, start)]
+        whole = self._whole(main, start + 1)
         if start == _STARTS[0] and self._holds_for_one(main):
-            logs = [to_allocation_log(self._whole(main, start), self.skeleton, 1)]
             start = 1
+        logs = [to_allocation_log(whole, self.skeleton, start)]
         logs += [self._exact(samples) for samples in range(start - 1, 0, -1)]
         return Trace(request=self.request, logs=tuple(logs), notes=self._notes())
 
@@ -346,9 +354,9 @@ class Tracing:
     def _affine(self) -> tuple[int, AffineLog]:
         """Return the smallest size from which a single log holds, and that log."""
         for start in _STARTS:
-            log = fit(self._run(start), self._run(start + 1), (start, start + 1))
             far = 4 * start + 1
-            if log is not None and difference(log, self._run(far), far) is None:
+            log = fit(self._run(start), self._run(far), (start, far))
+            if log is not None and self._holds_at(log, start + 1):
                 return start, log
         raise UserError(
             "trace-not-affine",
@@ -357,6 +365,12 @@ class Tracing:
             why="the model is traced at a few sizes, and extrapolated to all others",
             fix="plan with --fast, which only uses the model's dimensions",
         )
+
+    def _holds_at(self, log: AffineLog, samples: int) -> bool:
+        """Return True if a log holds at a size: with one more layer, which checks its replication too."""
+        if self.stacks and self._difference_of_longer(log, samples) is None:
+            return True
+        return difference(log, self._run(samples), samples) is None
 
     def _exact(self, samples: int) -> AllocationLog:
         log = exact(self._run(samples))
@@ -375,10 +389,18 @@ class Tracing:
         """Return the log of all layers, after checking on one more model size that replication is exact."""
         if not self.stacks:
             return log
-        seen = difference(self._grown(log, [1] * len(self.stacks)), self._run(samples, more=1), samples)
+        seen = self._difference_of_longer(log, samples)
         if seen is not None:
             raise NotPeriodicError(seen)
         return self._grown(log, [(stack.num_layers - stack.few()) // stack.period for stack in self.stacks])
+
+    def _difference_of_longer(self, log: AffineLog, samples: int) -> str | None:
+        """Return where a log with one more period of layers differs from a run of them, or None."""
+        try:
+            longer = self._grown(log, [1] * len(self.stacks))
+        except NotPeriodicError as error:
+            return str(error)
+        return difference(longer, self._run(samples, more=1), samples)
 
     def _grown(self, log: AffineLog, copies: list[int]) -> AffineLog:
         for stack, more in zip(self.stacks, copies, strict=True):

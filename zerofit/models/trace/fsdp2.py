@@ -19,6 +19,7 @@ from zerofit.core.upstream.fsdp2 import (
     check_tied,
     ends_told,
     fake_ranks,
+    gather_each_unit,
     host_copies,
     local_tensor,
     make_plugin,
@@ -114,6 +115,11 @@ class ShardedModel:
         self._recorder = None
         self.model.zero_grad(set_to_none=True)
         self._host.clear()
+
+    def gather_first(self) -> None:
+        """Gather each unit once, for which FSDP2 makes what it keeps."""
+        with self._copies():
+            gather_each_unit(self.model)
 
     def sync_gradients(self, wanted: bool) -> None:
         """Reduce gradients in the next backward pass, or keep them whole, as accelerate's no_sync does."""
@@ -247,8 +253,8 @@ class ShardedRuns:
         names = tuple(name for name, _ in self._model.named_modules())
         if names not in self._copies:
             self._copies[names] = sharded = self.shard(copy.deepcopy(self._model))
-            self._run(sharded, skeleton, samples, records=False)  # gathers for the first time
-        return self._run(self._copies[names], skeleton, samples, records=True)
+            sharded.gather_first()
+        return self._run(self._copies[names], skeleton, samples)
 
     def shard(self, model: Any) -> ShardedModel:
         """Shard a model in place."""

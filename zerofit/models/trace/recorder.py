@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Event, Pass, TensorKind
+from zerofit.core.upstream.torch import known_device
 from zerofit.models.trace.costs import CostBook
 from zerofit.models.trace.raw import CALL, RawLog, sort_frees
 from zerofit.models.trace.sparse import is_sparse, on_parts
@@ -425,17 +426,19 @@ def is_dense(tensor: Any) -> bool:
 
 def watching(recorder: Recorder) -> Any:
     """Return the dispatch mode that passes every operator to a recorder."""
-    from torch import ops
+    from torch import _C, ops
     from torch.utils._python_dispatch import TorchDispatchMode
 
     device = ops.prim.device.default
+    not_overridden = _C.DisableTorchFunction
 
     class Watching(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             if func is device:
-                return func(*args)
-            return recorder.call(func, args, kwargs or {})
+                return known_device(args[0]) or func(*args)
+            with not_overridden():  # cuda_like() is on in the backward pass, and slows each look at a tensor
+                return recorder.call(func, args, kwargs or {})
 
     return Watching()

@@ -14,6 +14,7 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.cut_cross_entropy import cut_losses
 from zerofit.models.trace.fsdp2 import ShardedRecorder
+from zerofit.models.trace.liger import fused_kernels
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
 from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
@@ -72,7 +73,6 @@ def run_sharded_step(
     samples: int,
     request: TraceRequest,
     *,
-    records: bool,
     feed: Feed = collated,
     loss: ScriptLoss | None = None,
     as_on_cuda: bool = True,
@@ -80,12 +80,10 @@ def run_sharded_step(
     """Return the log of the micro-batches of one optimizer step under FSDP2, up to the step itself.
 
     Args:
-        records: False for the first step, in which FSDP2 makes what it keeps.
+        sharded: has gathered its weights once before, for which FSDP2 makes what it keeps.
     """
     assert request.sharding is not None
-    recorder = ShardedRecorder(
-        is_padded=request.is_padded, as_on_cuda=as_on_cuda, streams=sharded.streams() if records else {}
-    )
+    recorder = ShardedRecorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda, streams=sharded.streams())
     model, last = sharded.model, request.sharding.micro_batches - 1
     others = loss.others if loss else ()
     tensors = [*sharded.own_tensors(), *(tensor for other in others for tensor in _tensors_of(other))]
@@ -150,6 +148,7 @@ def recording(
         if as_on_cuda:
             stack.enter_context(kernels_skipped(recorder.note_kernel))
             stack.enter_context(cut_losses(recorder.note_kernel))
+            stack.enter_context(fused_kernels(model, request.kernels, recorder.note_kernel))
             stack.enter_context(cuda_like(request))
         yield recorder
 

@@ -47,7 +47,7 @@ _OF_PLANNING = _OF_A_MODEL | {
     "reserve": "--reserve",
     "expandable_segments": "--expandable-segments",
     "is_fast": "--fast",
-    "takes_fastest": "--fastest",
+    "prefers_speed": "--prefer-speed",
 }
 """Flags without effect if no plan is made."""
 
@@ -111,6 +111,11 @@ _BY_FLAG = {
     "cpu": "on_cpu",
 }
 """Fields by the names of their flags: offload_optimizer (--offload-optimizer) is optimizer_offload."""
+_QLORA = {
+    "lora": Said(value=Lora(), text="--qlora"),
+    "quantization": Said(value=Quantization.NF4, text="--qlora"),
+}
+"""What qlora=True sets, as --qlora does."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
 _OF_NODES = frozenset(Nodes.__dataclass_fields__)
@@ -150,6 +155,9 @@ def by_field(settings: Mapping[str, Any]) -> dict[str, Any]:
         UserError: a field is given by both names.
     """
     named: dict[str, Any] = {}
+    if "qlora" in settings:
+        others = {name: value for name, value in settings.items() if name != "qlora" and value is not None}
+        settings = {**_QLORA, **others} if settings["qlora"] else others
     for name, value in settings.items():
         if (field := _BY_FLAG.get(name, name)) in named:
             raise bad_value(field, str(value), why=f"{field} is given twice", fix=f"leave out {name}")

@@ -20,6 +20,7 @@ from zerofit.configs.schema import expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Launcher, Refusal, is_literal, is_truth
 from zerofit.core.errors import nearest
+from zerofit.core.overrides import REMOVED_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,7 @@ _DEEPSPEED_FLAGS = (*IN_DEEPSPEED_FILE, "deepspeed_config_file", "zero3_init_fla
     evidence=fails("unrecognized arguments: --zero_stag"),
 )
 def _unknown_flags(situation: Situation) -> Iterator[Hit]:
+    is_own = situation.command is not None and situation.command.launcher is Launcher.ZEROFIT
     for refused in _refused(situation, Refusal.UNKNOWN):
         flag = refused.flag
         # After one dash, words may follow without a space.
@@ -52,7 +54,9 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
             flags = _known_flags(situation)
             name = flag.name if flags.key(flag.name) else nearest(flag.name, flags.names)
             near = f"write --{name}" if name else None
-            yield Hit(found=flag.text, fix=fix_for_release(flags.schema, flag.name) or near)
+            removed = REMOVED_FLAGS.get(f"--{flag.name}") if is_own else None
+            fix = removed.fix if removed else fix_for_release(flags.schema, flag.name) or near
+            yield Hit(found=flag.text, fix=fix)
     for refused in _refused(situation, Refusal.AMBIGUOUS):
         if (flag := refused.flag) is not None:
             fitting = _known_flags(situation).fitting(flag.name)

@@ -293,7 +293,7 @@ _ONE_MODEL = _limit(
     *_OF_MODEL,
     summary="changes to the model need one model",
     why="the script prepares several, and a flag names none of them",
-    fix="leave out --freeze, --lora and --quantize, and make the change in the script",
+    fix="leave out --freeze, --lora and --qlora, and make the change in the script",
     see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed_multiple_model",
 )
 _HAS_ADAPTERS = _limit(
@@ -301,7 +301,7 @@ _HAS_ADAPTERS = _limit(
     *_OF_MODEL,
     summary="the script adapts or quantizes its model itself",
     why="adapters beside its own, or a part of them frozen, would train something else",
-    fix="leave out --freeze, --lora and --quantize",
+    fix="leave out --freeze, --lora and --qlora",
     see="https://huggingface.co/docs/peft/developer_guides/quantization",
 )
 _FROM_PRETRAINED = _limit(
@@ -309,7 +309,7 @@ _FROM_PRETRAINED = _limit(
     "quantization",
     summary="weights are quantized by from_pretrained()",
     why="transformers quantizes them while it loads them, and this model is created otherwise",
-    fix="leave out --quantize, or load the model by from_pretrained()",
+    fix="leave out --qlora, or load the model by from_pretrained()",
     see=_BNB,
 )
 _ATTENTION = _limit(

@@ -504,7 +504,7 @@ class _Writer:
     def _head_forward(self, head: int) -> tuple[list[int], list[int]]:
         """Write the head and the loss; return the storages of the outputs and of what the two save."""
         shape = self._shape
-        logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_width
+        logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_at_once
         cast = self._cast_bytes(shape.logits_width * shape.facts.hidden_size)
         self._note(Event.FORWARD_ENTER, head)
         last = shape.tokens(shape.facts.num_layers - 1) * self._norm_bytes(1)
@@ -521,7 +521,7 @@ class _Writer:
 
     def _head_backward(self, head: int, losses: list[int]) -> None:
         shape = self._shape
-        logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_width
+        logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_at_once
         # The gradients of nll_loss and log_softmax are live together.
         gradient = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, 2 * shape.loss_bytes * logits)
         self._free(losses[1])

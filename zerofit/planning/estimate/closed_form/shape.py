@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from zerofit.core.allocation_log import FusedKernel
 from zerofit.core.freezing import frozen_names
 from zerofit.core.strategy import Precision
 
@@ -154,6 +155,12 @@ class Shape:
         has_them = facts.is_causal or any(part in facts.architecture for part in _VOCABULARY_HEADS)
         is_other = facts.architecture.endswith(("Classification", "QuestionAnswering", "MultipleChoice"))
         return facts.vocab_size if has_them and not is_other else 0
+
+    @cached_property
+    def logits_at_once(self) -> int:
+        """Logits of a token that exist at the same time; in pieces as many as the hidden state is wide."""
+        is_fused = FusedKernel.FUSED_LINEAR_CROSS_ENTROPY in self.request.kernels
+        return min(self.logits_width, self.facts.hidden_size) if is_fused else self.logits_width
 
     @cached_property
     def loss_bytes(self) -> int:

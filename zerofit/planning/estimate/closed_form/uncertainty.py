@@ -21,6 +21,11 @@ _ADAPTED = 0.4
 _ADAPTED_SOURCE = (
     "ASSUMPTION: activations under LoRA are counted as if all trained; 0.8 times as much was traced"
 )
+_FUSED = 0.4
+_FUSED_SOURCE = (
+    "ASSUMPTION: of Liger's kernels only the loss is counted; with its norms and gates up to 1.4 times too "
+    "much is said"
+)
 _COMPARED_FAMILIES = frozenset(
     {
         "bart",
@@ -68,6 +73,8 @@ def closed_form_uncertainty(strategy: Strategy, model: ModelFacts) -> tuple[floa
         return FROZEN, FROZEN_SOURCE
     if model.model_type not in _COMPARED_FAMILIES:
         return _OTHER_FAMILIES, _OTHER_FAMILIES_SOURCE
+    if strategy.liger:
+        return _FUSED, _FUSED_SOURCE
     if strategy.lora is not None:
         return _ADAPTED, _ADAPTED_SOURCE
     return (OFFLOADED, OFFLOADED_SOURCE) if strategy.offloads else (UNCERTAINTY, UNCERTAINTY_SOURCE)
