@@ -1,6 +1,6 @@
 """Measures real tokens a second of training on ragged data: fixed padding, dynamic padding, bucketed batches.
 
-With --shares it trains nothing, and prints what share of the tokens is padding: the table of docs/measured-costs.md.
+With --shares it trains nothing, and prints what share of the tokens is padding (docs/measured-costs.md).
 
 Each round trains the same samples in all three ways, each with a model of its own, by turns batch by batch:
 the speed of a machine drifts. A way's figure is the median of its rounds. One thread computes: several would

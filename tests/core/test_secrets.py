@@ -18,7 +18,7 @@ from zerofit.core.secrets import (
     shell_words,
 )
 
-_PAGE = (Path(__file__).parents[2] / "docs" / "secrets.md").read_text(encoding="utf-8")
+_PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "secrets.md").read_text(encoding="utf-8")
 _TABLE = re.compile(r"^\| (?P<head>arguments|text) \| [a-z ]+ \|\n\|-.*\n(?P<rows>(?:\|.*\n)+)", re.M)
 
 

@@ -267,7 +267,7 @@ def test_no_sentence_of_the_readmes_first_screen_is_longer_than_25_words() -> No
 
 
 def test_a_sentence_is_found_between_blocks_and_tables() -> None:
-    text = "# Head\n\nOne two. Three\nfour?\n\n| a | b |\n|---|---|\n\n```sh\nrun. it\n```\n\n- [five](six.md): seven\n"
+    text = "# Head\n\nOne two. Three\nfour?\n\n| a | b |\n\n```sh\nrun. it\n```\n\n- [five](six.md): seven\n"
     assert [one.split() for one in _sentences(text)] == [
         ["One", "two."],
         ["Three", "four?"],

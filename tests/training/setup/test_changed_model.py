@@ -234,7 +234,7 @@ def test_under_16_bit_autocast_the_frozen_weights_lie_in_16_bit() -> None:
     plain = own.unwrap_model(model, keep_fp32_wrapper=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert plain(TOKENS).logits.shape == (2, 2)
-    assert plain.float()(TOKENS).logits.dtype is torch.float32  # as docs/adapters.md has it
+    assert plain.float()(TOKENS).logits.dtype is torch.float32  # as docs/optimizers.md has it
 
 
 def own_trainer(**wanted: Any) -> Any:
