@@ -76,7 +76,7 @@ def _verb_lines(name: str, context: click.Context) -> Iterator[str]:
     ]
     if rows:
         yield from ("| flag | meaning |", "|---|---|")
-        yield from (f"| `{_cell(flags)}` | {_cell(_prose(text))} |" for flags, text in rows)
+        yield from (f"| {_cell(f'`{flags}`')} | {_cell(_prose(text))} |" for flags, text in rows)
         yield ""
 
 
@@ -154,7 +154,7 @@ def _field_lines(value: type) -> Iterator[str]:
     if rows:
         yield from ("| field | type | meaning |", "|---|---|---|")
         yield from (
-            f"| `{name}` | `{_cell(kind)}` | {_cell(_prose(inspect.cleandoc(text)))} |"
+            f"| `{name}` | {_cell(f'`{kind}`')} | {_cell(_prose(inspect.cleandoc(text)))} |"
             for name, kind, text in rows
         )
 
@@ -172,4 +172,6 @@ def _prose(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return text for a cell of a table; a pipe within code needs no backslash, and would show it."""
+    code_or_not = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(one if one.startswith("`") else one.replace("|", "\\|") for one in code_or_not)

@@ -44,7 +44,6 @@ _PROMISED = {
 _NOT_STARTED = {
     "python3 -m pip install": "it installs wheels of a folder that the user brings",
     "export PYTHONPATH=": "it sets a variable of the user's shell",
-    "pip install zerofit": "it is not published",
     "pip install .": "it installs into the environment of whoever runs the tests",
     "kubectl logs POD | zerofit explain": "it asks a cluster; test_explain.py pipes logs into explain",
 }
@@ -70,7 +69,6 @@ _EXIT_CODES = {
     "zerofit check ds_config.json accelerate.yaml": 0,
     "zerofit check train.py --bf16 --deepspeed ds_config.json": 0,
     "zerofit check accelerate launch --config_file a.yaml train.py": 0,
-    "zerofit check accelerate launch --config_file accelerate.yaml train.py": 0,
     "zerofit check --sarif configs/*.json > zerofit.sarif": 0,
     "zerofit bench ladder --cpu --dry-run": 0,
     "zerofit launch --cpu --zero-stage 2 --offload-param cpu train.py": 2,
@@ -145,7 +143,6 @@ def test_what_takes_no_time_runs(place: Path, text: str) -> None:
     "verb",
     [
         pytest.param("launch --cpu", id="launch"),
-        pytest.param("plan --model", id="plan of a model", marks=pytest.mark.slow),
         pytest.param("plan --gpus", id="plan of a script", marks=pytest.mark.slow),
     ],
 )
@@ -252,18 +249,28 @@ def _main(words: tuple[str, ...]) -> None:
         main()
 
 
-def test_no_sentence_of_the_readmes_first_screen_is_longer_than_25_words() -> None:
-    screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:60])
-    prose = re.sub(r"(?s:```.*?(```|\Z))|!\[.*?\]\(.*?\)|^#.*$", "\n\n", screen, flags=re.MULTILINE)
+def _sentences(text: str) -> list[str]:
+    """Return the sentences of a document; blocks, pictures, headings, tables and comments have none."""
+    prose = re.sub(
+        r"(?s:```.*?(```|\Z))|!\[.*?\]\(.*?\)|^[#|].*$|<!--.*?-->", "\n\n", text, flags=re.MULTILINE
+    )
     prose = re.sub(r"\]\(.*?\)", "]", prose)
-    sentences = [one for one in re.split(r"(?<=[.:;])\s+|\n\n", prose) if one.strip()]
-    assert len(sentences) > 10
-    assert max(len(one.split()) for one in sentences) <= 25
+    return [one for one in re.split(r"(?<=[.?!:;])\s+|\n\n", prose) if one.strip()]
 
 
-def test_no_sentence_of_the_first_screen_is_long() -> None:
-    first = (ROOT / "README.md").read_text("utf-8").partition("\n## What it does")[0]
-    prose = re.sub(r"```.*?```|!?\[(.*?)\]\(.*?\)", r"\1", first, flags=re.DOTALL)
-    sentences = re.split(r"(?<=[.?!:])\s+|\n\n", prose)
-    assert len(sentences) > 15
-    assert [one for one in sentences if len(one.split()) > 25] == []
+def test_no_sentence_of_the_readmes_first_screen_is_longer_than_25_words() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    screen = "\n".join(text.splitlines()[:60])
+    for sentences in (_sentences(screen), _sentences(text.partition("\n## What it does")[0])):
+        assert len(sentences) > 10
+        assert [one for one in sentences if len(one.split()) > 25] == []
+
+
+def test_a_sentence_is_found_between_blocks_and_tables() -> None:
+    text = "# Head\n\nOne two. Three\nfour?\n\n| a | b |\n\n```sh\nrun. it\n```\n\n- [five](six.md): seven\n"
+    assert [one.split() for one in _sentences(text)] == [
+        ["One", "two."],
+        ["Three", "four?"],
+        ["-", "[five]:"],
+        ["seven"],
+    ]

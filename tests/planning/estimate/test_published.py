@@ -123,8 +123,8 @@ def test_closed_forms_say_how_many_runs_lay_within_their_uncertainty(recorded: d
     [
         (
             "README.md",
-            "{cases} published runs on one GPU whose software and shapes are known, its memory was off by "
-            "{median} in the median, {90th_percentile} at the 90th percentile and {worst} at worst",
+            "Against {cases} published one-GPU runs the predicted memory was off by {median} in the median "
+            "and {worst} at worst",
         ),
         (
             "docs/plan-numbers.md",
