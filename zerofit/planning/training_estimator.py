@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Packing, Sharding, TraceRequest
 from zerofit.core.errors import UserError
-from zerofit.core.estimates import Estimate, MemoryEstimate
+from zerofit.core.estimates import Estimate, MemoryEstimate, RunPhase
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, StateDictType, ZeroStage
 from zerofit.core.units import format_bytes
@@ -177,8 +177,18 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
 
     def fits(self, strategy: Strategy) -> bool:
         """Return True if GPUs, hosts and disks are large enough."""
+        if self._states_exceed_limits(strategy):
+            return False
         device = self._within(strategy) if self.fits_host(strategy) else None
         return device is not None and self._problem.beyond_limits(device) is None
+
+    def _states_exceed_limits(self, strategy: Strategy) -> bool:
+        """Return True if states alone exceed the limits of an earlier attempt: known without a trace."""
+        at_step = self.least_bytes(strategy) - self._outside_bytes
+        within_step = self._least_states(strategy) - self._outside_bytes
+        least = {None: at_step, RunPhase.STEP: at_step, **dict.fromkeys(_WITH_ALL_STATES, within_step)}
+        limits = self._problem.spec.limits.phases
+        return any(least.get(phase, 0) > num_bytes for phase, num_bytes in limits)
 
     def surely_fits(self, strategy: Strategy) -> bool:
         """Return True if a strategy that fits also does at the upper end of its uncertainty."""
@@ -453,6 +463,8 @@ def _without_fsdp2(strategy: Strategy) -> Strategy:
     )
 
 
+_WITH_ALL_STATES = (RunPhase.FORWARD, RunPhase.BACKWARD, RunPhase.SAVE)
+"""Phases of a step after the first, which have weights and optimizer states; gradients may be freed."""
 OTHER_DEVICES = (8, 0)
 """ASSUMPTION: other devices than CUDA use the attention kernels of an A100."""
 _NO_TOKENS = 1
