@@ -18,7 +18,7 @@ from zerofit.planning.estimate.device_memory.memory import (
     estimate_within,
     play_strategy,
 )
-from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
@@ -34,6 +34,7 @@ from zerofit.planning.memory_bounds import (
     keeps_gradients,
     least_gradient_bytes,
     least_sharded_live_bytes,
+    least_sharded_temporaries,
     least_state_bytes,
     live_lines,
 )
@@ -183,11 +184,25 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         return device is not None and self._problem.beyond_limits(device) is None
 
     def _states_exceed_limits(self, strategy: Strategy) -> bool:
-        """Return True if states alone exceed the limits of an earlier attempt: known without a trace."""
-        at_step = self.least_bytes(strategy) - self._outside_bytes
-        within_step = self._least_states(strategy) - self._outside_bytes
-        least = {None: at_step, RunPhase.STEP: at_step, **dict.fromkeys(_WITH_ALL_STATES, within_step)}
+        """Return True if its states alone exceed an earlier attempt's limits, without a trace of FSDP2."""
         limits = self._problem.spec.limits.phases
+        if not limits:
+            return False
+        workspaces = least_temporaries = 0
+        if strategy.engine is Engine.FSDP2:
+            capability = self._problem.smallest_gpu.compute_capability or OTHER_DEVICES
+            workspaces = 2 * cublas_workspace_bytes(capability)
+            log = self._log(_without_fsdp2(strategy))
+            least_temporaries = least_sharded_temporaries(
+                strategy,
+                log,
+                self._problem.topology,
+                own_optimizer=self._problem.use.optimizer,
+                weight_bytes=self._problem.use.narrowest_weight_bytes,
+            )
+        within_step = self._least_states(strategy) - self._outside_bytes + workspaces
+        at_step = self.least_bytes(strategy) - self._outside_bytes + workspaces + least_temporaries
+        least = {None: at_step, RunPhase.STEP: at_step, **dict.fromkeys(_WITH_ALL_STATES, within_step)}
         return any(least.get(phase, 0) > num_bytes for phase, num_bytes in limits)
 
     def surely_fits(self, strategy: Strategy) -> bool:
