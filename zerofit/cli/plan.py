@@ -20,7 +20,9 @@ from zerofit.cli.options import (
     settings_from,
 )
 from zerofit.cli.output.console import Console, echo, for_terminal, terminal_width
+from zerofit.cli.output.html_page import check_can_write_page, write_page
 from zerofit.cli.output.plan_compare import plan_comparison
+from zerofit.cli.output.plan_html import plan_html
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT, POSITIVE
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     groups={
         "Workload": ("model", "sequence_length", "task", "is_fast", "module"),
         "Machine": ("gpus", "num_nodes", "num_processes", "host_ram", "compare"),
-        "Output": ("why", "as_json", "output", "plot", "compare_layouts"),
+        "Output": ("why", "as_json", "output", "html", "plot", "compare_layouts"),
     },
 )
 @model_options
@@ -94,7 +96,16 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the plan to a file; for config --plan and launch --plan.",
 )
-@click.option("--force", is_flag=True, help="Overwrite a plan that differs, or an existing plot.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Overwrite a plan that differs, a file that is no page, or an existing plot.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the whole answer to a file; one page for a browser.",
+)
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the strategies' memory to a file."
 )
@@ -118,6 +129,7 @@ def plan(
     wide: bool,
     output: Path | None,
     force: bool,
+    html: Path | None,
     plot: Path | None,
     **flags: Any,
 ) -> int:
@@ -133,7 +145,7 @@ def plan(
         check_script_flags(script, script_args)
     elif module:
         raise _no_module()
-    _check_together(compare, flags["gpus"], output, plot)
+    _check_together(compare, flags["gpus"], output, plot, html)
     machines = [part.strip() for part in (compare or "").split(",") if part.strip()]
     if machines:
         flags["gpus"] = machines[0]  # another machine than this one, to which accelerate's file belongs
@@ -156,6 +168,8 @@ def plan(
     check_plannable(spec)
     if plot is not None:
         check_can_plot(plot, force=force)
+    if html is not None:
+        check_can_write_page(html, force=force)
     if output is not None and not force:
         _check_output(output, spec.target)
     if spec.options.is_fast:
@@ -176,6 +190,9 @@ def plan(
     width = None if wide else terminal_width()
     is_launchable = spec.target is not None and compare is None and answers[0].fits
     is_launchable = is_launchable and (output is None or answers[0].chosen is not None)
+    if html is not None:
+        command = _launch_line(output, spec) if is_launchable else ""
+        write_page(html, plan_html(answers[0], about=subject.lines, command=command))
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
     echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
@@ -252,13 +269,15 @@ def _text(
     return "\n\n".join(parts)
 
 
-def _check_together(compare: str | None, gpus: str | None, output: Path | None, plot: Path | None) -> None:
+def _check_together(
+    compare: str | None, gpus: str | None, output: Path | None, plot: Path | None, html: Path | None
+) -> None:
     if compare is None:
         return
     other = next(
         (
             flag
-            for flag, value in (("--gpus", gpus), ("--output", output), ("--plot", plot))
+            for flag, value in (("--gpus", gpus), ("--output", output), ("--plot", plot), ("--html", html))
             if value is not None
         ),
         None,

@@ -58,6 +58,7 @@ _ONLY_PLANNING = (
     "output",
     "force",
     "plot",
+    "html",
     "num_nodes",
     "is_fast",
 )
