@@ -242,11 +242,11 @@ def test_a_page_is_written_over_a_page_but_over_no_other_file(
     _check_self_contained((tmp_path / "page.html").read_text())
 
 
-def test_html_and_compare_are_refused_together(tmp_path: Path, run_zerofit: _RunZerofit) -> None:
-    line = ("plan", "--compare", "1xRTX4090,1xH100-80G", *_QUICK[2:], "--html", "plan.html")
+def test_html_and_several_machines_are_refused_together(tmp_path: Path, run_zerofit: _RunZerofit) -> None:
+    line = ("plan", "--gpus", "1xRTX4090", "--gpus", "1xH100-80G", *_QUICK[2:], "--html", "plan.html")
     done = run_zerofit(*line, cwd=tmp_path)
     assert done.returncode == 2
-    assert "found: --compare 1xRTX4090,1xH100-80G with --html" in done.stderr
+    assert "found: --gpus 1xRTX4090 --gpus 1xH100-80G with --html" in done.stderr
 
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
