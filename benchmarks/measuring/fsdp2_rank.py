@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from measuring.training_loop import CLIPPING, Trainee, apply_to_model
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
-from zerofit.core.upstream.fsdp2 import canonical_parameters, check_tied, fake_ranks, make_plugin, shard
+from zerofit.core.upstream.fake_ranks import fake_ranks
+from zerofit.core.upstream.fsdp2 import canonical_parameters, check_tied, make_plugin, shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -202,7 +202,7 @@ def test_a_group_of_one_process_is_set_aside() -> None:
     import torch
     import torch.distributed as dist
 
-    from zerofit.core.upstream.fsdp2 import fake_ranks
+    from zerofit.core.upstream.fake_ranks import fake_ranks
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:

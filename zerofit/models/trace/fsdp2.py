@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, Save, Shard, TensorKind
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
+from zerofit.core.upstream.fake_ranks import fake_ranks
 from zerofit.core.upstream.fsdp2 import (
     ACCUMULATE,
     ALL_GATHER,
@@ -18,7 +19,6 @@ from zerofit.core.upstream.fsdp2 import (
     PART_OF,
     check_tied,
     ends_told,
-    fake_ranks,
     gather_each_unit,
     host_copies,
     local_tensor,
