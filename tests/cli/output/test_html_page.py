@@ -191,7 +191,7 @@ def test_a_plan_has_the_answer_first_and_every_strategy_and_term() -> None:
     found = _check_self_contained(plan_html(answer, about=["<about>"], command="zerofit launch 'a b.py'"))
     words = "".join(found.words)
     chosen = label(answer.chosen.strategy, answer.problem.topology)
-    places = [words.index(f"runs with {chosen}"), words.index("zerofit launch 'a b.py'")]
+    places = [words.index(f"what fits: {chosen}"), words.index("zerofit launch 'a b.py'")]
     places += [
         words.index(text) for text in ("Memory of each GPU by phase", "Strategies", "Every term", "<about>")
     ]

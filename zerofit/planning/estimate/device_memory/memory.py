@@ -78,9 +78,21 @@ def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
-    """Return the memory that one GPU needs, phase by phase, if there were no limit."""
-    engine, outside = _played(setup, gpu)
-    return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
+    """Return the memory that one GPU needs, phase by phase, if there were no limit.
+
+    Where lengths vary, a run may also begin with the longest batches: the order that needs more counts.
+    """
+    found = []
+    for one in _orders(setup):
+        engine, outside = _played(one, gpu)
+        played = replay(engine.tape, expandable_segments=setup.expandable_segments)
+        found.append(_estimate(engine, played, outside))
+    return max(found, key=lambda memory: memory.peak_bytes)
+
+
+def _orders(setup: Setup) -> tuple[Setup, ...]:
+    """Return the setup with batches that grow, if any do, and with the longest from the first on."""
+    return (setup,) if setup.shorter is None else (setup, replace(setup, shorter=None))
 
 
 def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
@@ -88,13 +100,18 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
 
     The allocator frees cached blocks before it fails, so that a run may need less than without a limit.
     """
-    engine, outside = _played(setup, gpu)
-    within = replay(
-        engine.tape,
-        capacity=max(0, limit_bytes - _sum(outside)),
-        expandable_segments=setup.expandable_segments,
-    )
-    return _estimate(engine, within, outside) if within.ends else None
+    found = []
+    for one in _orders(setup):
+        engine, outside = _played(one, gpu)
+        within = replay(
+            engine.tape,
+            capacity=max(0, limit_bytes - _sum(outside)),
+            expandable_segments=setup.expandable_segments,
+        )
+        if not within.ends:
+            return None
+        found.append(_estimate(engine, within, outside))
+    return max(found, key=lambda memory: memory.peak_bytes)
 
 
 def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
