@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools.editor_schemas import deepspeed_schema
 from tools.fsdp2_page import fsdp2_page
 from tools.measured_pages import (
     edits_page,
@@ -54,6 +55,7 @@ def reference_pages(root: Path) -> dict[Path, str]:
         folder / "fsdp2.md": fsdp2_page(json.loads((measured / "fsdp2_memory.json").read_text("utf-8"))),
         folder / "plan.schema.json": schema_of(Plan),
         folder / "run-report.schema.json": schema_of(RunReport),
+        folder / "ds_config.schema.json": deepspeed_schema(),
     }
 
 

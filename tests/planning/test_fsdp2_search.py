@@ -25,6 +25,7 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules import ALL_RULES
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.errors import UserError
+from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.optimizers.lookup import REPLACEMENT_IDS, entry_of
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
@@ -42,6 +43,7 @@ from zerofit.models.trace.entry import trace_config
 from zerofit.planning.candidates import candidates
 from zerofit.planning.engine_order import allows_fsdp2, first_engine
 from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.options import MemoryLimits
 from zerofit.planning.plan_reasons import rejected
 from zerofit.planning.problem import Problem
 from zerofit.planning.search import simplicity
@@ -241,6 +243,7 @@ def _plain(name: str, request: TraceRequest) -> Trace:
     return trace_config(config, build, request, all_layers=True)
 
 
+@cache
 def _tiny_trace(name: str, request: TraceRequest) -> Trace:
     if request.sharding is None:
         return _plain(name, request)
@@ -287,6 +290,31 @@ def test_the_bounds_of_fsdp2_need_no_trace_of_it_and_are_never_above_its_estimat
     if not strategy.offloads:  # copies of tiny shards take the time of their launches
         assert found.step_time is not None
         assert seconds == pytest.approx(found.step_time.seconds, rel=0.5)
+    for memory in found.device.phases[2:]:  # those of a step, and a save
+        needed = memory.held_by(Holder.TENSORS)
+        assert _limited(asked, name, memory.phase, needed).fits(strategy)
+        assert not _limited(asked, name, memory.phase, needed - 1).fits(strategy)
+
+
+def _limited(asked: Problem, name: str, phase: RunPhase | None, num_bytes: int) -> TrainingEstimator:
+    """Return an estimator after an attempt that ran out of memory in a phase."""
+    spec = replace(asked.spec, limits=MemoryLimits(phases=((phase, num_bytes),)))
+    return TrainingEstimator(replace(asked, spec=spec), trace=partial(_tiny_trace, name), rates=RATES)
+
+
+@pytest.mark.parametrize("phase", [RunPhase.FORWARD, RunPhase.BACKWARD, RunPhase.STEP, RunPhase.SAVE, None])
+def test_states_beyond_the_limit_of_an_earlier_attempt_are_known_without_a_trace(
+    phase: RunPhase | None,
+) -> None:
+    def untraced(request: TraceRequest) -> Trace:
+        assert request.sharding is None
+        return _without_fsdp2(model(), request)
+
+    states = model().num_parameters * 12 // 2
+    asked = problem(num_gpus=2, sequence_length=16, global_batch_size=8)
+    spec = replace(asked.spec, limits=MemoryLimits(phases=((phase, states - 1),)))
+    estimator = TrainingEstimator(replace(asked, spec=spec), trace=untraced, rates=RATES)
+    assert not estimator.fits(Strategy(engine=Engine.FSDP2, precision=Precision.BF16, micro_batch_size=4))
 
 
 _PLAIN = TraceRequest(sequence_length=16, weights=Precision.BF16)

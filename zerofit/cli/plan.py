@@ -22,7 +22,9 @@ from zerofit.cli.options import (
     settings_from,
 )
 from zerofit.cli.output.console import Console, echo, for_terminal, terminal_width
+from zerofit.cli.output.html_page import check_can_write_page, write_page
 from zerofit.cli.output.plan_compare import plan_comparison
+from zerofit.cli.output.plan_html import plan_html
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     groups={
         "Workload": ("model", "sequence_length", "is_fast"),
         "Machine": ("gpus", "num_nodes", "num_processes", "host_ram"),
-        "Output": ("why", "as_json", "output", "plot", "compare_layouts"),
+        "Output": ("why", "as_json", "output", "html", "plot", "compare_layouts"),
     },
 )
 @model_options
@@ -80,7 +82,16 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the plan for config --plan and launch --plan.",
 )
-@click.option("--force", is_flag=True, help="Overwrite a plan that differs, or an existing plot.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Overwrite a plan that differs, a file that is no page, or an existing plot.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the whole answer to a file; one page for a browser.",
+)
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the strategies' memory to a file."
 )
@@ -104,6 +115,7 @@ def plan(
     wide: bool,
     output: Path | None,
     force: bool,
+    html: Path | None,
     plot: Path | None,
     **flags: Any,
 ) -> int:
@@ -120,7 +132,7 @@ def plan(
         raise _no_module()
     is_comparison = len(gpus) > 1
     if is_comparison:
-        _check_for_one(gpus, output, plot)
+        _check_for_one(gpus, output, html, plot)
     flags["gpus"] = gpus[0] if gpus else None
     ranks_per_node = resolve_line_flags(flags)
     spec = resolve(
@@ -141,6 +153,8 @@ def plan(
     check_plannable(spec)
     if plot is not None:
         check_can_plot(plot, force=force)
+    if html is not None:
+        check_can_write_page(html, force=force)
     if output is not None and not force:
         _check_output(output, spec.target)
     if spec.options.is_fast:
@@ -161,6 +175,9 @@ def plan(
     width = None if wide else terminal_width()
     is_launchable = spec.target is not None and not is_comparison and answers[0].fits
     is_launchable = is_launchable and (output is None or answers[0].chosen is not None)
+    if html is not None:
+        command = _launch_line(output, spec) if is_launchable else ""
+        write_page(html, plan_html(answers[0], about=subject.lines, command=command))
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=is_comparison, width=width)
     echo(text if as_json else for_terminal(text))
     if is_launchable and not as_json:
@@ -237,9 +254,10 @@ def _text(
     return "\n\n".join(parts)
 
 
-def _check_for_one(gpus: tuple[str, ...], output: Path | None, plot: Path | None) -> None:
+def _check_for_one(gpus: tuple[str, ...], output: Path | None, html: Path | None, plot: Path | None) -> None:
     """Check that no file is to be written of a comparison."""
-    other = next((flag for flag, path in (("--output", output), ("--plot", plot)) if path is not None), None)
+    files = (("--output", output), ("--html", html), ("--plot", plot))
+    other = next((flag for flag, path in files if path is not None), None)
     if other is not None:
         raise UserError(
             "compare-alone",

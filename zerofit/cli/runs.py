@@ -9,7 +9,10 @@ from pathlib import Path
 import click
 
 from zerofit.cli.completion import complete_run
-from zerofit.cli.output.console import echo
+from zerofit.cli.output.console import echo, terminal_width
+from zerofit.cli.output.html_page import check_can_write_page, write_page
+from zerofit.cli.output.run_comparison import comparison_text, shown_run
+from zerofit.cli.output.run_html import run_html
 from zerofit.cli.parameters import CONTEXT, Number, Verb, VerbGroup
 from zerofit.cli.shared_options import json_option, run_dir_option
 from zerofit.configs.write.write_files import check_can_write, write_files
@@ -56,6 +59,25 @@ def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> 
 def cancel_one(run: str, run_dir: Path) -> None:
     """Cancel a run."""
     echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
+
+
+@runs.command("show", cls=Verb)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write it to a file; one page for a browser, with every term and the cause.",
+)
+@click.option("--force", is_flag=True, help="Overwrite a file that is no page of zerofit's.")
+@run_dir_option
+@click.argument("run", required=False, shell_complete=complete_run)
+def show(run: str | None, run_dir: Path, html: Path | None, force: bool) -> None:
+    """Print what a run was predicted to need beside what it needed."""
+    if html is not None:
+        check_can_write_page(html, force=force)
+    shown = shown_run(find_run(run, run_dir))
+    if html is not None:
+        write_page(html, run_html(shown))
+    echo(comparison_text(shown, width=terminal_width()))
 
 
 @runs.command("report", cls=Verb)

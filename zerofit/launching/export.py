@@ -29,6 +29,7 @@ from zerofit.core.upstream.checkpoint_pickles import loading_data_only
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_CONFIG = "config.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _TOKENIZER = (
     "tokenizer.json",
@@ -83,18 +84,21 @@ def export(source: Path, out: Path, *, trusts_checkpoint: bool = False) -> Expor
             why="these might be overwritten, or mistaken for part of the model",
             fix="name a new folder",
         )
-    configs = next((place for place in (checkpoint, checkpoint / MODEL_FOLDER) if _describes(place)), None)
-    if configs is None:
+    model_config, adapter_config = (_described(checkpoint, name) for name in (_CONFIG, _ADAPTER_CONFIG))
+    if model_config is None and adapter_config is None:
         raise _no_model(checkpoint, "it has neither config.json nor adapter_config.json")
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     with contextlib.nullcontext() if trusts_checkpoint else loading_data_only():
         weights = _weights(checkpoint)
-    is_adapter = (configs / _ADAPTER_CONFIG).is_file()
     out.mkdir(parents=True, exist_ok=True)
     try:
-        written = (_write_adapter if is_adapter else _write_model)(configs, weights, out)
+        if adapter_config is not None:
+            written = _write_adapter(checkpoint, adapter_config, model_config, weights, out)
+        else:
+            assert model_config is not None
+            written = _write_model(model_config, weights, out)
     except BaseException:
         shutil.rmtree(out)
         raise
@@ -105,7 +109,7 @@ def export(source: Path, out: Path, *, trusts_checkpoint: bool = False) -> Expor
     return Exported(
         checkpoint=checkpoint,
         folder=out,
-        is_adapter=is_adapter,
+        is_adapter=adapter_config is not None,
         num_parameters=sum(tensor.numel() for tensor in written.values()),
         total_bytes=sum(tensor.nbytes for tensor in written.values()),
     )
@@ -142,8 +146,10 @@ def _checkpoint(source: Path) -> Path:
     )
 
 
-def _describes(folder: Path) -> bool:
-    return (folder / "config.json").is_file() or (folder / _ADAPTER_CONFIG).is_file()
+def _described(checkpoint: Path, name: str) -> Path | None:
+    """Return the folder with a configuration file; Trainer writes an adapter's without its model's."""
+    places = (checkpoint, checkpoint / MODEL_FOLDER)
+    return next((place for place in places if (place / name).is_file()), None)
 
 
 def _no_model(checkpoint: Path, found: str) -> UserError:
@@ -218,18 +224,31 @@ def _plain_weights(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-def _empty_model(configs: Path, *, base: str | None = None) -> Any:
-    """Return the model of a folder's config.json, without weights.
+def _base_config(checkpoint: Path, base: str | None) -> Any:
+    """Return the configuration of an adapter's base model, which its own configuration names."""
+    import transformers
+
+    if not base:
+        raise _no_model(checkpoint, "its adapter_config.json names no base model, and it has no config.json")
+    try:
+        return transformers.AutoConfig.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        found = f"the base model {base} of its adapter_config.json can't be read ({first[:200]})"
+        raise _no_model(checkpoint, found) from error
+
+
+def _empty_model(configs: Path, config: Any = None) -> Any:
+    """Return a model without weights.
 
     Args:
-        configs: the folder.
-        base: the model whose config.json to use if the folder has none; None without one.
+        configs: the folder whose config.json describes it, unless a configuration is given.
+        config: the configuration.
     """
     import torch
     import transformers
 
-    source = configs if (configs / "config.json").is_file() or base is None else base
-    config = transformers.AutoConfig.from_pretrained(source)
+    config = config or transformers.AutoConfig.from_pretrained(configs)
     name = (config.architectures or [None])[0]
     model_class = getattr(transformers, name or "", None)
     if model_class is None:
@@ -249,12 +268,21 @@ def _write_model(configs: Path, weights: Mapping[str, Any], out: Path) -> dict[s
     return dict(loaded.named_parameters())
 
 
-def _write_adapter(configs: Path, weights: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def _write_adapter(
+    checkpoint: Path, configs: Path, model_config: Path | None, weights: Mapping[str, Any], out: Path
+) -> dict[str, Any]:
+    """Write an adapter's weights.
+
+    Args:
+        configs: the folder of adapter_config.json.
+        model_config: the folder of its base model's config.json; None if only the base model has one.
+    """
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
     from safetensors.torch import load_file, save_file
 
     adapter = PeftConfig.from_pretrained(str(configs))
-    model = get_peft_model(_empty_model(configs, base=adapter.base_model_name_or_path), adapter)
+    named_base = None if model_config else _base_config(checkpoint, adapter.base_model_name_or_path)
+    model = get_peft_model(_empty_model(model_config or checkpoint, named_base), adapter)
     prefix = "base_model.model."
     named = {name if name.startswith(prefix) else f"{prefix}{name}": value for name, value in weights.items()}
     own = get_peft_model_state_dict(model, state_dict=named)

@@ -57,18 +57,22 @@ _MOST_RECOVERIES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRecovery:
-    """The numbers of a recovery in run.json."""
+    """A recovery in run.json."""
 
     step: int | None = None
     lost_steps: int | None = None
     resumed_from: str | None = None
+    cause: str = ""
+    strategy_before: str = ""
+    strategy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEnd:
-    """The part of a run.json that a report is made of."""
+    """The part of a run.json that a report and a page are made of; a report has no text of it."""
 
     exit_code: int
+    cause: str | None = None
     kind: EndKind | None = None
     phase: Phase | None = None
     step_time_s: float | None = None
@@ -103,6 +107,7 @@ def end_of_run(run: FollowedRun) -> RecordedEnd | None:
         return None
     return RecordedEnd(
         exit_code=last.exit_code,
+        cause=last.cause,
         kind=last.kind,
         phase=last.phase,
         step_time_s=last.step_time_s,

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.optimizers.memory import Temporaries
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.planning.estimate.device_memory.optimizers import Stepper, optimizer_of
 from zerofit.planning.estimate.fsdp2_time import trained_unit_bytes, unit_bytes
@@ -111,6 +112,27 @@ def least_sharded_live_bytes(strategy: Strategy, log: AllocationLog, lines: Line
         live = max(live, fixed + each * size + sum(unit_bytes(log)[0]))
     accumulates = (strategy.gradient_accumulation_steps or 1) > 1
     return live + (sum(trained_unit_bytes(log)) if accumulates else 0)
+
+
+def least_sharded_temporaries(
+    strategy: Strategy,
+    log: AllocationLog,
+    topology: Topology,
+    *,
+    own_optimizer: Stepper = None,
+    weight_bytes: int = 4,
+) -> int:
+    """Return a lower bound of what an optimizer step takes for a moment under FSDP2, one shard after another.
+
+    Args:
+        log: of the model, of any engine.
+        weight_bytes: bytes per element of the narrowest weights, as the script creates them.
+    """
+    steps_all_at_once = optimizer_of(strategy, own_optimizer).costs.temporaries is Temporaries.ALL_AT_ONCE
+    if strategy.offloads or not steps_all_at_once:
+        return 0
+    largest = max((found.num_elements for found in log.parameters if found.trains), default=0)
+    return 2 * (largest // topology.dp_shard_size) * min(weight_bytes, _shard_bytes(strategy, weight_bytes))
 
 
 @lru_cache(maxsize=16)

@@ -57,6 +57,7 @@ _ONLY_PLANNING = (
     "output",
     "force",
     "plot",
+    "html",
     "num_nodes",
     "is_fast",
 )

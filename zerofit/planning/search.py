@@ -383,9 +383,9 @@ class _Search(Generic[C]):
         possible = [strategy for strategy in self._possible if placement_of(strategy) == placement]
         if possible:
             least = min(possible, key=self._estimator.least_live_bytes)
-            if self._estimator.is_known(least):
-                return self.estimate(least)
             least_bytes = self._estimator.least_live_bytes(least)
+            if self._estimator.is_known(least) or least_bytes <= self._device_bytes:
+                return self.estimate(least)
             return RuledOut(strategy=least, least_bytes=least_bytes, is_live=True)
         every = (strategy for strategy in self._all if placement_of(strategy) == placement)
         least = min(every, key=self._estimator.least_bytes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import LIGER, Packing, Sharding, TraceRequest
 from zerofit.core.errors import UserError
-from zerofit.core.estimates import Estimate, MemoryEstimate
+from zerofit.core.estimates import Estimate, MemoryEstimate, RunPhase
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, StateDictType, ZeroStage
 from zerofit.core.units import format_bytes
@@ -18,7 +18,7 @@ from zerofit.planning.estimate.device_memory.memory import (
     estimate_within,
     play_strategy,
 )
-from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
@@ -34,6 +34,7 @@ from zerofit.planning.memory_bounds import (
     keeps_gradients,
     least_gradient_bytes,
     least_sharded_live_bytes,
+    least_sharded_temporaries,
     least_state_bytes,
     live_lines,
 )
@@ -177,8 +178,32 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
 
     def fits(self, strategy: Strategy) -> bool:
         """Return True if GPUs, hosts and disks are large enough."""
+        if self._states_exceed_limits(strategy):
+            return False
         device = self._within(strategy) if self.fits_host(strategy) else None
         return device is not None and self._problem.beyond_limits(device) is None
+
+    def _states_exceed_limits(self, strategy: Strategy) -> bool:
+        """Return True if its states alone exceed an earlier attempt's limits, without a trace of FSDP2."""
+        limits = self._problem.spec.limits.phases
+        if not limits:
+            return False
+        workspaces = least_temporaries = 0
+        if strategy.engine is Engine.FSDP2:
+            capability = self._problem.smallest_gpu.compute_capability or OTHER_DEVICES
+            workspaces = 2 * cublas_workspace_bytes(capability)
+            log = self._log(_without_fsdp2(strategy))
+            least_temporaries = least_sharded_temporaries(
+                strategy,
+                log,
+                self._problem.topology,
+                own_optimizer=self._problem.use.optimizer,
+                weight_bytes=self._problem.use.narrowest_weight_bytes,
+            )
+        within_step = self._least_states(strategy) - self._outside_bytes + workspaces
+        at_step = self.least_bytes(strategy) - self._outside_bytes + workspaces + least_temporaries
+        least = {None: at_step, RunPhase.STEP: at_step, **dict.fromkeys(_WITH_ALL_STATES, within_step)}
+        return any(least.get(phase, 0) > num_bytes for phase, num_bytes in limits)
 
     def surely_fits(self, strategy: Strategy) -> bool:
         """Return True if a strategy that fits also does at the upper end of its uncertainty."""
@@ -453,6 +478,8 @@ def _without_fsdp2(strategy: Strategy) -> Strategy:
     )
 
 
+_WITH_ALL_STATES = (RunPhase.FORWARD, RunPhase.BACKWARD, RunPhase.SAVE)
+"""Phases of a step after the first, which have weights and optimizer states; gradients may be freed."""
 OTHER_DEVICES = (8, 0)
 """ASSUMPTION: other devices than CUDA use the attention kernels of an A100."""
 _NO_TOKENS = 1
