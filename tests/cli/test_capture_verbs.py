@@ -76,16 +76,17 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
     flags = ("--fast", *_GPUS, *_ZERO_2)
     assert run(plan_module, *flags, "train.py", "--lr", "1") == 0
     parts = capsys.readouterr().out.rstrip("\n").split("\n\n")
-    assert parts[0] == "your script as it is: 4.3 to 6.4 GiB of 39.5 GiB on each GPU, fits"
-    assert parts[1].startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n  loop ")
-    assert "sequence 128, global batch 32" in parts[2]
-    assert re.search(r"^> +ZeRO-2.* 4 x 4 ", parts[3], re.MULTILINE)
-    assert [line.split("  ")[0] for line in parts[-2].splitlines()[1:]][:2] == [
-        "batch on each rank",
-        "engine",
-    ]
-    launch = f"zerofit launch {' '.join(_ZERO_2)} train.py --lr 1"
-    assert parts[-1] == f"to train like this: {launch}"
+    own, fits = parts[0].splitlines()
+    assert own == "your script as it is: 4.3 to 6.4 GiB of 39.5 GiB on each GPU, fits"
+    assert fits.startswith("what fits: ZeRO-2, ")
+    assert parts[1] == f"    zerofit launch {' '.join(_ZERO_2)} train.py --lr 1"
+    assert [line.split("  ")[0] for line in parts[2].splitlines()[1:]][:2] == ["batch on each rank", "engine"]
+    assert "sequence 128, global batch 32" in parts[3]
+    assert re.search(r"^> +ZeRO-2.* 4 x 4 ", parts[4], re.MULTILINE)
+    assert "train.py trains " not in "".join(parts)
+    assert run(plan_module, "--all", *flags, "train.py", "--lr", "1") == 0
+    parts = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    assert parts[3].startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n  loop ")
 
 
 def test_the_json_document_holds_the_capture_and_the_changes(
@@ -105,7 +106,7 @@ def test_the_json_document_holds_the_capture_and_the_changes(
 
 
 def test_several_machines_are_compared_for_one_capture(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(plan_module, "--fast", "--gpus", "2xA100-40G", "--gpus", "1xT4", "train.py") == 0
+    assert run(plan_module, "--all", "--fast", "--gpus", "2xA100-40G", "--gpus", "1xT4", "train.py") == 0
     said = capsys.readouterr()
     assert said.out.count("GPT2LMHeadModel of gpt2") == 1
     assert "2 x NVIDIA A100-SXM4-40GB" in said.out
@@ -119,7 +120,7 @@ def test_a_plan_file_holds_the_capture_without_what_it_took(
     assert run(plan_module, *flags) == 0
     out = capsys.readouterr().out
     launch = 'zerofit launch --plan p.json train.py --hub_token "${HUB_TOKEN:?}"'
-    assert out.endswith(f"\nto train like this: {launch}\n")
+    assert f"\n\n    {launch}\n\n" in out
     text = (folder / "p.json").read_text()
     capture = plan_from_json(text, name="p.json").capture
     assert capture == for_plan(replace(LOOP, target=("train.py", "--hub_token", "hf_secret")))
@@ -172,7 +173,8 @@ def test_a_capture_limit_without_a_capture_is_refused(run: _Run, module: Any, wo
 
 def test_manual_accumulation_is_reported(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand = replace(LOOP, gradient_accumulation_steps=1, accumulates=False, accumulates_by_hand=4)
-    assert run(plan_module, "--fast", *_GPUS, "--micro-batch-size", "2", "train.py", capture=by_hand) == 0
+    flags = ("--all", "--fast", *_GPUS, "--micro-batch-size", "2")
+    assert run(plan_module, *flags, "train.py", capture=by_hand) == 0
     said = capsys.readouterr().out
     assert re.search(r"batch on each rank +8 x 1, stepped every 4\n", said)
     assert re.search(r"batch on each rank +8 x 1, stepped every 4 +2 x 4, stepped every 4 +--micro", said)
@@ -191,7 +193,7 @@ def test_if_nothing_fits_no_changes_are_listed(run: _Run, capsys: pytest.Capture
 
 
 def test_a_capture_of_before_is_told_as_such(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(plan_module, "--fast", *_GPUS, "train.py", is_cached=True) == 0
+    assert run(plan_module, "--all", "--fast", *_GPUS, "train.py", is_cached=True) == 0
     assert "\n  captured earlier    took 11.5 s, 600.0 MiB of host memory\n" in capsys.readouterr().out
 
 

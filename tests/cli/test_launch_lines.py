@@ -102,7 +102,8 @@ def test_plan_takes_lines_of_other_launchers(
     assert run.stderr.splitlines()[: len(said)] == said
     on = re.search(r"^on .*?HBM3", run.stdout, re.MULTILINE)
     assert on is not None
-    assert f"{on[0]}; {run.stdout.splitlines()[-1].removeprefix('to train like this: ')}" == launched
+    (command,) = (line for line in run.stdout.splitlines() if line.startswith("    zerofit launch "))
+    assert f"{on[0]}; {command.strip()}" == launched
 
 
 def test_run_folder_of_a_module_has_its_name(run_zerofit: RunZerofit, folder: Path) -> None:
@@ -115,7 +116,7 @@ def test_run_folder_of_a_module_has_its_name(run_zerofit: RunZerofit, folder: Pa
 _ANCHORS = (
     "as your files say (acc.yaml): ZeRO-3, ",
     "your script without these files: ",
-    "runs with ",
+    "what fits: ",
 )
 _FROM_PYTHON = """\
 import zerofit
@@ -190,8 +191,11 @@ def test_a_dry_run_names_the_line_that_runs_when_pasted(
     run = run_zerofit("launch", *shlex.split(typed), cwd=folder)
     assert run.returncode == 0, run.stderr
     said = " ".join(run.stderr.split())
-    sentence = f"a dry run writes none of the files that the command below reads: `{pasted}` writes them"
+    is_planned = "--model" in typed
+    shown = "the one above" if is_planned else f"`{pasted}`"
+    sentence = f"a dry run writes none of the files that the command below reads: {shown} writes them"
     assert (sentence in said) is (pasted is not None)
+    assert (f"    {pasted}" in run.stderr.splitlines()) is is_planned
     assert not (folder / "zerofit-runs").exists()
     command = run.stdout.splitlines()[-1]
     assert "accelerate.yaml" in command

@@ -90,6 +90,11 @@ def test_text_fits_a_terminal_of_80_columns_unless_it_may_be_wider(
 def test_what_is_assumed_goes_to_stderr(run_zerofit: RunZerofit, folder: Path) -> None:
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--nvme", "7T")
     assert finished.stderr == (
+        "zerofit: assumed: 240.0 GiB of host memory on each node (--host-ram); 24 CPU cores on each node "
+        "(--cpu-cores); 100 GB/s of host memory bandwidth on each node (--host-bandwidth)\n"
+    )
+    explained = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--nvme", "7T", "--why")
+    assert explained.stderr == (
         "zerofit: assumed: 240.0 GiB of host memory on each node, 1.5 times that of its GPUs: "
         "set --host-ram\n"
         "zerofit: assumed: 24 CPU cores on each node, 6 per GPU: set --cpu-cores\n"

@@ -14,10 +14,11 @@ from zerofit.cli.output.plan_why import plan_why
 from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
 from zerofit.core.text_table import wrapped
 from zerofit.machine.gpu_catalog import load_gpus
+from zerofit.planning.answer_lines import as_it_is_lines
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.layout_table import layout_table
-from zerofit.planning.plan_table import as_it_is_lines, plan_table
-from zerofit.planning.screen_table import answer_table, verdict_lines
+from zerofit.planning.plan_table import plan_table
+from zerofit.planning.screen_table import answer_table, first_screen, table_below, verdict_lines
 from zerofit.planning.solve import Answer
 
 _GPUS = tuple(gpu.spec for gpu in load_gpus())
@@ -49,6 +50,8 @@ _ANSWERS = {
 def _whole(answer: Answer, width: int | None) -> str:
     """Return all that plan prints, with --why."""
     parts = ["\n".join(wrapped(verdict_lines(answer), width)), answer_table(answer, width=width)]
+    parts += [first_screen(answer, command="zerofit launch train.py", width=width)]
+    parts += [table_below(answer, shows_all=True, explains=True, width=width)]
     parts += [layout_table(answer, width=width)] if answer.layouts else []
     if answer.problem.script is not None and answer.chosen is not None:
         parts.append(applied_table(applied_rows(answer.plan), width=width))
@@ -84,7 +87,7 @@ def test_a_verdict_is_printed_once(name: str) -> None:
     assert text.count("Nothing fits.") == (not answer.found.chosen)
     assert text.count("your script as it is") == (answer.as_it_is is not None)
     said = [
-        line for line in text.splitlines() if line.startswith(("runs with", "your script", "as your files"))
+        line for line in text.splitlines() if line.startswith(("what fits", "your script", "as your files"))
     ]
     assert len(said) == len(set(said))
 

@@ -13,8 +13,9 @@ from zerofit.core.facts import Versions
 from zerofit.core.observer import Observer
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
+from zerofit.planning.answer_lines import as_it_is_lines
 from zerofit.planning.plan_labels import rate
-from zerofit.planning.plan_table import as_it_is_lines, plan_table
+from zerofit.planning.plan_table import plan_table
 from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import settings_of
 from zerofit.planning.subject import describe, weight_format

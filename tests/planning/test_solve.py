@@ -16,6 +16,7 @@ from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory
 from zerofit.core.plan import Origin, plan_from_json, plan_to_json
 from zerofit.core.strategy import (
     Engine,
+    Lora,
     OffloadDevice,
     OptimizerName,
     Precision,
@@ -24,9 +25,10 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.core.units import GIB
+from zerofit.planning.answer_lines import answer_lines, as_it_is_lines, as_it_is_words, hint_lines
 from zerofit.planning.candidates import candidates
 from zerofit.planning.options import Allow
-from zerofit.planning.plan_table import as_it_is_lines, as_it_is_words, plan_table
+from zerofit.planning.plan_table import plan_table
 from zerofit.planning.problem import Problem
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.search import TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
@@ -289,10 +291,10 @@ _FITS = "your script as it is: 5.7 GiB ±20% of 80.0 GiB, fits, 304 ms ±30% a s
 def test_a_script_that_fits_runs_as_it_is_and_keeps_fp32() -> None:
     answer = solved(captured_problem(num_gpus=1))
     assert answer.plan.strategy == _OWN == script_as_it_is(answer.problem)
-    first, *_, hint, flag = as_it_is_lines(answer)
-    assert first == f"{_FITS}; nothing is changed"
-    assert hint == "hint: --mixed-precision bf16 is about 6.3 x faster and rounds more;"
-    assert flag == "      --prefer-speed takes it"
+    assert as_it_is_lines(answer) == [f"{_FITS}; nothing is changed"]
+    (hint,) = hint_lines(answer)
+    flag = "--mixed-precision bf16"
+    assert hint == f"hint: {flag} is about 6.3 x faster and rounds more; --prefer-speed takes it"
 
 
 def test_one_that_does_not_fit_keeps_fp32_where_smaller_micro_batches_help() -> None:
@@ -317,8 +319,40 @@ def test_the_fastest_is_taken_in_16_bits() -> None:
     answer = solved(captured_problem(num_gpus=1, prefers_speed=True))
     assert answer.plan.strategy.precision is Precision.BF16
     assert answer.in_16_bits is None
-    first, *_ = as_it_is_lines(answer)
+    first, last = answer_lines(answer)
     assert first == f"{_FITS}; changed: about 6.3 x faster"
+    assert last.endswith("; rounds more: bf16")
+
+
+@pytest.mark.parametrize(
+    ("spec", "effect"),
+    [
+        (spec_of(gradient_checkpointing=True), "trains the same"),
+        (spec_of(optimizer=OptimizerName.ADAMW_8BIT), "rounds more: 8-bit optimizer states"),
+        (spec_of(lora=Lora()), "changes what is trained: adapters alone"),
+        (spec_of(freeze=("embeddings",)), "changes what is trained: frozen embeddings"),
+        (
+            spec_of(optimizer=OptimizerName.ADAFACTOR),
+            "changes what is trained: Adafactor in place of AdamW",
+        ),
+        (spec_of(optimizer=OptimizerName.LION), "changes what is trained: Lion in place of AdamW"),
+        (spec_of(global_batch_size=64), "changes what is trained: a global batch of 64"),
+    ],
+)
+def test_what_fits_says_if_it_changes_what_is_trained(spec: RunSpec, effect: str) -> None:
+    captured = replace(TRAINER, model=replace(TRAINER.model, loads_weights=True))
+    *_, last = answer_lines(solved(captured_problem(captured, num_gpus=1, spec=spec)))
+    assert last.startswith("what fits: one GPU, ")
+    assert last.partition("; ")[2] == effect
+
+
+def test_what_fits_only_as_allowed_says_that_it_changes_what_is_trained() -> None:
+    facts = {"facts": LARGE, "num_gpus": 1, "memory_gib": 20, "host_gib": 5, "global_batch_size": 1}
+    answer = solved(problem(**facts, allow=frozenset({Allow.LORA}), spec=_CHECKPOINTING))
+    (last,) = answer_lines(answer)
+    assert last.endswith("; changes what is trained: adapters alone")
+    cut = solved(problem(**facts, sequence_length=32768, allow=frozenset(Allow), spec=_CHECKPOINTING))
+    assert f"samples of {cut.cut_to} tokens" in answer_lines(cut)[-1]
 
 
 @pytest.mark.parametrize(

@@ -35,17 +35,19 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import masked
 from zerofit.core.text_table import wrapped
+from zerofit.planning.answer_lines import assumed_lines, launch_line
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
-from zerofit.planning.plan_table import launch_line, machine_words
 from zerofit.planning.resolve import Verb, resolve
-from zerofit.planning.screen_table import answer_table, not_chosen, verdict_lines
+from zerofit.planning.screen_table import first_screen, not_chosen, table_below
 from zerofit.planning.sources.settings import plan_from_file
 from zerofit.planning.sources.typed_line import TypedFlag
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
     from zerofit.planning.subject import Subject
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     groups={
         "Workload": ("model", "sequence_length", "is_fast"),
         "Machine": ("gpus", "num_nodes", "num_processes", "host_ram"),
-        "Output": ("why", "as_json", "output", "html", "plot", "compare_layouts"),
+        "Output": ("shows_all", "why", "as_json", "output", "html", "plot", "compare_layouts"),
     },
 )
 @model_options
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     help="List sequence, tensor and pipeline parallel layouts too.",
 )
 @field_options
+@click.option("--all", "shows_all", is_flag=True, help="All strategies, the model, and the peak's terms.")
 @click.option("--why", is_flag=True, help="Every reason; every term with its formula and source.")
 @wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
@@ -110,6 +113,7 @@ def plan(
     deepspeed_file: str | None,
     gpus: tuple[str, ...],
     compare_layouts: bool,
+    shows_all: bool,
     why: bool,
     as_json: bool,
     wide: bool,
@@ -125,7 +129,7 @@ def plan(
     with --model, --seq-len and --global-batch-size. Needs no GPU: --gpus describes the machine. Strategy
     flags, such as --zero-stage 3, fix parts of the plan. Exits 1 if nothing fits.
     """
-    console = Console()
+    console = Console(shows_details=why)
     if script is not None:
         check_script_flags(script, script_args)
     elif module:
@@ -161,13 +165,6 @@ def plan(
         gc.disable()  # in half a second there is no garbage worth collecting
     described = [replace(spec.described, gpus=machine) for machine in gpus] or [spec.described]
     subject, answers = plan_on_machines(spec, described, observer=console, compares_layouts=compare_layouts)
-    for note in answers[0].notes:
-        if all(note in answer.notes for answer in answers):
-            console.say(f"assumed: {note}")
-    for answer in answers:
-        for note in answer.notes:
-            if not all(note in other.notes for other in answers):
-                console.say(f"assumed: {machine_words(answer)}: {note}")
     if plot is not None:
         from zerofit.cli.output.plan_plot import draw_plan
 
@@ -175,13 +172,19 @@ def plan(
     width = None if wide else terminal_width()
     is_launchable = spec.target is not None and not is_comparison and answers[0].fits
     is_launchable = is_launchable and (output is None or answers[0].chosen is not None)
+    command = _launch_line(output, spec) if is_launchable else ""
     if html is not None:
-        command = _launch_line(output, spec) if is_launchable else ""
         write_page(html, plan_html(answers[0], about=subject.lines, command=command))
-    text = _text(subject, answers, as_json=as_json, why=why, is_comparison=is_comparison, width=width)
-    echo(text if as_json else for_terminal(text))
-    if is_launchable and not as_json:
-        echo(f"\nto train like this: {_launch_line(output, spec)}")
+    if as_json:
+        echo(plan_json(answers, subject.capture))
+    elif is_comparison:
+        shown = subject.lines if shows_all or why else ()
+        echo(for_terminal(_comparison(answers, shown, why=why, width=width)))
+    else:
+        text = _text(subject, answers[0], command, shows_all=shows_all or why, why=why, width=width)
+        echo(for_terminal(text))
+    for sentence in assumed_lines(answers, explains=why):
+        console.say(sentence)
     if output is not None and answers[0].chosen is None:
         reason = "nothing fits" if answers[0].screen is None else not_chosen(answers[0].screen)
         echo(f"zerofit: {reason}, so {output} is not written", err=True)
@@ -230,27 +233,32 @@ def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
     raise file_exists(str(output), flag="--output FILE")
 
 
+_MORE = "more: --all (every strategy, the model, the peak), --why (every reason)"
+
+
 def _text(
-    subject: Subject,
-    answers: list[Answer],
-    *,
-    as_json: bool,
-    why: bool,
-    is_comparison: bool,
-    width: int | None,
+    subject: Subject, answer: Answer, command: str, *, shows_all: bool, why: bool, width: int | None
 ) -> str:
-    if as_json:
-        return plan_json(answers, subject.capture)
-    first = [] if is_comparison else verdict_lines(answers[0])
-    parts = ["\n".join(wrapped(lines, width)) for lines in (first, subject.lines) if lines]
-    parts += [
-        plan_comparison(answers, width=width) if is_comparison else answer_table(answers[0], width=width)
-    ]
+    """Return the answer first, then what changes in the script; the rest if it is wanted."""
+    parts = [first_screen(answer, command=command, width=width)]
+    if subject.capture is not None and answer.chosen is not None:
+        parts += [applied_table(applied_rows(answer.plan), width=width)]
+    if shows_all and subject.lines:
+        parts += ["\n".join(wrapped(subject.lines, width))]
+    is_open = answer.screen is not None and answer.chosen is None and answer.fits  # the table is the answer
+    if shows_all or is_open or answer.problem.topology.world_size > 1:
+        parts += [table_below(answer, shows_all=shows_all, explains=why, width=width)]
+    parts += [layout_table(answer, width=width)] if answer.layouts else []
+    parts += [plan_why(answer, width=width)] if why else []
+    parts += [] if shows_all else ["\n".join(wrapped([_MORE], width))]
+    return "\n\n".join(parts)
+
+
+def _comparison(answers: list[Answer], subject: Sequence[str], *, why: bool, width: int | None) -> str:
+    parts = [plan_comparison(answers, width=width)]
+    parts += ["\n".join(wrapped(subject, width))] if subject else []
     parts += [layout_table(answer, width=width) for answer in answers if answer.layouts]
-    if subject.capture is not None and not is_comparison and answers[0].chosen is not None:
-        parts += [applied_table(applied_rows(answers[0].plan), width=width)]
-    if why:
-        parts += [plan_why(answer, width=width) for answer in answers]
+    parts += [plan_why(answer, width=width) for answer in answers if why]
     return "\n\n".join(parts)
 
 

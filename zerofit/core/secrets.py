@@ -1,7 +1,7 @@
 """Secrets in command lines, variables and foreign text: recognized by name or form, and masked.
 
-docs/reference/secrets.md lists what is recognized; tests/core/test_secrets.py runs its tables. Each pattern reads a
-text once, however hostile it is: runs are possessive or bounded.
+docs/reference/secrets.md lists what is recognized; tests/core/test_secrets.py runs its tables. Each pattern
+reads a text once, however hostile it is: runs are possessive or bounded.
 """
 
 from __future__ import annotations

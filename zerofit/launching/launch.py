@@ -53,8 +53,8 @@ from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.versions import check_libraries, check_libraries_of
+from zerofit.planning.answer_lines import launch_line
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.plan_table import launch_line
 from zerofit.planning.resolve import Verb, own_environment, resolve
 from zerofit.scripts.capture.limit import CAPTURE_LIMIT_S
 from zerofit.scripts.target import script_arguments, script_name, script_path
@@ -208,7 +208,8 @@ def launch(
     if dry_run:
         announce_plan(to_launch, observer)
         line = launch_line(spec)
-        observer.say(unwritten(f"`{line}`" if line else "a launch without dry_run", "trains"))
+        how = f"`{line}`" if line else "a launch without dry_run"
+        observer.say(unwritten("the one above" if line and spec.makes_a_plan else how, "trains"))
         return _planned_run(to_launch, folder)
     return _run_to_its_end(to_launch, folder, spec, policy, hang_limit_s=hang_limit_s, observer=observer)
 

@@ -15,15 +15,16 @@ from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
+from zerofit.planning.answer_lines import COMMAND, answer_lines, command_with, hint_lines, launch_line
 from zerofit.planning.machine_from_flags import machine_of, no_gpus_here
 from zerofit.planning.make_problem import problem_of
 from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_reasons import plan_of
-from zerofit.planning.plan_table import as_it_is_lines, command_with, decision_lines, plan_table
+from zerofit.planning.plan_table import plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.resolve import Verb, own_environment, resolve
-from zerofit.planning.screen_table import answer_table, table_html, verdict_lines
+from zerofit.planning.screen_table import answer_table, first_screen, table_html, verdict_lines
 from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import check_model_flags
 from zerofit.planning.subject import captured_subject, check_named, describe, needs_length
@@ -298,10 +299,15 @@ def plan_to_run(spec: RunSpec, subject: Subject, *, observer: Observer) -> tuple
         observer.detail(f"zerofit: assumed: {note}")
     table = plan_table(answer, width=observer.width)
     if answer.fits:
-        observer.show("\n".join(decision_lines(answer)))
+        observer.show("\n".join(answer_lines(answer)))
+        if spec.dry_run and (line := launch_line(spec)):
+            observer.show(f"{COMMAND}{line}")
+        if hints := hint_lines(answer):
+            observer.show("\n".join(hints))
         observer.detail(table)
     else:
-        observer.show("\n".join([*as_it_is_lines(answer), table]))
+        observer.show(first_screen(answer, width=observer.width))
+        observer.detail(table)
         gpus = "1 GPU" if topology.world_size == 1 else f"{topology.world_size} GPUs"
         instead = "leave out --model" if subject.capture is None else "give --no-capture"
         raise UserError(

@@ -170,6 +170,8 @@ def resolve(
         files = with_settings_of_script(files, target, num_nodes=nodes.num_nodes or 1)
     if files is not None:
         observer.say(files.line)
+        if files.detail:
+            observer.detail(f"zerofit: {files.detail}")
         merged, notes = with_files(
             spec.overrides, files, is_planned=is_planned, has_strategy=spec.has_given_strategy
         )

@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
-from zerofit.planning.plan_labels import batch, gib, kind_label, label, range_label
-from zerofit.planning.plan_table import (
+from zerofit.planning.answer_lines import (
     COMMAND,
-    answer_html,
+    answer_lines,
     as_it_is_lines,
     as_it_is_name,
     head_lines,
+    hint_lines,
+    nothing_fits_lines,
+    own_terms_line,
+)
+from zerofit.planning.plan_labels import batch, gib, kind_label, label, range_label
+from zerofit.planning.plan_table import (
+    answer_html,
     is_narrow,
     legend_lines,
-    nothing_fits_lines,
     plan_table,
     short_label,
     table_as_html,
 )
 from zerofit.planning.screen import Fit, fit_of
 from zerofit.planning.search import RuledOut
+from zerofit.planning.suggestions import effect_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +52,51 @@ def verdict_lines(answer: Answer) -> list[str]:
     return [f"{name}: {fit_words(judged, answer)}" for name, judged in said if judged is not None]
 
 
+def first_screen(answer: Answer, *, command: str = "", width: int | None = None) -> str:
+    """Return the answer of `zerofit plan`: what there is, what fits, the command to paste, and hints.
+
+    Args:
+        command: what trains it; empty for none.
+        width: columns of the terminal; None for no limit.
+    """
+    head = [] if answer.problem.script is not None else [*head_lines(answer)]
+    if answer.screen is not None:
+        lines = [*head, *verdict_lines(answer), *_last(answer, answer.screen)]
+    elif answer.fits:
+        lines = [*head, *answer_lines(answer)]
+    else:
+        lines = [*head, *answer_lines(answer), *nothing_fits_lines(answer)]
+    parts = (
+        wrapped(lines, width, whole=COMMAND),
+        [f"{COMMAND}{command}"] if command else [],
+        wrapped(hint_lines(answer), width) if answer.screen is None else (),
+    )
+    return "\n\n".join("\n".join(shown) for part in parts if (shown := list(part)))
+
+
+def table_below(answer: Answer, *, shows_all: bool, explains: bool, width: int | None = None) -> str:
+    """Return the table of strategies below the answer of `zerofit plan`.
+
+    Args:
+        shows_all: True for the terms of the peak memory too.
+        explains: True for what ± means and where it is from.
+        width: columns of the terminal; None for no limit.
+    """
+    has_head = answer.problem.script is not None  # otherwise it is above
+    if answer.screen is not None:
+        return _screen_table(answer, answer.screen, width=width, has_head=has_head, is_whole=False)
+    table = plan_table(
+        answer,
+        width=width,
+        has_head=has_head,
+        has_peak=shows_all,
+        has_bounds=explains,
+        has_misfit=False,
+    )
+    own = own_terms_line(answer) if shows_all else ""
+    return "\n\n".join((*(["\n".join(wrapped([own], width))] if own else []), table))
+
+
 def answer_table(answer: Answer, *, width: int | None = None) -> str:
     """Return the table of `zerofit plan`, for --fast the screen.
 
@@ -54,15 +105,21 @@ def answer_table(answer: Answer, *, width: int | None = None) -> str:
     """
     if answer.screen is None:
         return plan_table(answer, width=width)
-    rows = _cells(answer, answer.screen, is_short=is_narrow(width))
+    return _screen_table(answer, answer.screen, width=width)
+
+
+def _screen_table(
+    answer: Answer, screen: Screen, *, width: int | None, has_head: bool = True, is_whole: bool = True
+) -> str:
+    rows = _cells(answer, screen, is_short=is_narrow(width))
     shown = table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)
     parts = (
-        wrapped(head_lines(answer), width),
+        wrapped(head_lines(answer), width) if has_head else (),
         shown,
         wrapped(_legend(answer, columns=shown[0]), width),
-        wrapped(_last(answer, answer.screen), width, whole=COMMAND),
+        wrapped(_last(answer, screen), width, whole=COMMAND) if is_whole else (),
     )
-    return "\n\n".join("\n".join(lines) for lines in parts)
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
 
 
 def table_html(answer: Answer) -> str:
@@ -127,10 +184,19 @@ def _legend(answer: Answer, *, columns: str) -> Iterator[str]:
     yield f"from - to: {answer.head.estimate.device.uncertainty_source}"
 
 
+def _chosen(chosen: EstimatedStrategy, answer: Answer) -> str:
+    problem, strategy = answer.problem, chosen.strategy
+    own = None if answer.as_it_is is None else answer.as_it_is.strategy
+    needs = f"{range_label(chosen.estimate.device)} GiB"
+    words = f"{label(strategy, problem.topology)}, batch {batch(strategy)}: {needs}"
+    effect = effect_of(strategy, problem, own=own, cut_to=answer.cut_to)
+    return f"what fits: {words}; {effect}; a trace would choose it too"
+
+
 def _last(answer: Answer, screen: Screen) -> Iterator[str]:
     if screen.fit is Fit.TOO_LARGE:
         yield from nothing_fits_lines(answer)
     elif screen.chosen is not None:
-        yield f"{label(screen.chosen.strategy, answer.problem.topology)} fits; a trace would choose it too."
+        yield _chosen(screen.chosen, answer)
     else:
         yield f"{'It fits; ' if screen.fit is Fit.FITS else ''}{not_chosen(screen)}: {_INSTEAD}"

@@ -64,6 +64,8 @@ class Answer:
     """Changes with which something would fit, if nothing does."""
     notes: tuple[str, ...] = ()
     """Assumptions, one sentence each."""
+    cut_to: int | None = None
+    """Tokens to which samples are cut, as --allow length permits; None if they are whole."""
     layouts: tuple[Layout, ...] = ()
     """The layouts that were compared, data parallelism alone first; empty unless requested."""
 
@@ -127,14 +129,15 @@ def solve(
         space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest, is_traced=is_traced)
         screen = _screen(problem, found, space, estimator_of) if screens else None
     notes: list[str] = []
+    cut_to: int | None = None
     if found.chosen is None and not may_fit and (shorter := _shortened(problem, estimator_of, presolve)):
         problem = shorter
         found, _ = _search(
             problem, space.strategies, estimator_of(problem), compares=True, num_fastest=num_fastest
         )
         screen = _screen(problem, found, space, estimator_of) if screens else None
-        length = problem.workload.sequence_length
-        notes.append(f"samples cut to {length} tokens, as --allow length says")
+        cut_to = problem.workload.sequence_length
+        notes.append(f"samples cut to {cut_to} tokens, as --allow length says")
     own, of_files = script_as_it_is(problem), files_as_they_say(problem)
     estimator = estimator_of(problem)
     as_it_is = None if own is None else estimator.estimate(own)
@@ -158,6 +161,7 @@ def solve(
         dropped=space.dropped,
         suggestions=helps,
         notes=(*notes, *_notes(problem, found)),
+        cut_to=cut_to,
         layouts=layouts,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import AVAILABLE_SHARE
+from zerofit.core.optimizers.lookup import REPLACEMENTS
 from zerofit.core.overrides import flag_of
 from zerofit.core.strategy import Engine, OptimizerName, Precision
 from zerofit.core.units import GIB, format_bytes
@@ -22,6 +23,7 @@ from zerofit.planning.plan_labels import frozen_words
 from zerofit.planning.problem import Problem
 from zerofit.planning.search import EstimatedStrategy
 from zerofit.planning.sources.typed_line import TypedFlag
+from zerofit.scripts.capture_summary import class_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +43,14 @@ _MAX_RANKS = 1024
 """ASSUMPTION: larger clusters are no useful suggestion."""
 
 
+_TRAINED = ("lora", "quantization", "freeze", "optimizer")
+"""Fields that decide what is trained."""
+_ADAMW = (
+    OptimizerName.ADAMW,
+    OptimizerName.PAGED_ADAMW,
+    OptimizerName.ADAMW_8BIT,
+    OptimizerName.PAGED_ADAMW_8BIT,
+)
 _8_BIT = (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
 _KEEPING_RESULTS: tuple[tuple[str, ...], ...] = (
     ("micro_batch_size", "gradient_accumulation_steps"),
@@ -93,11 +103,49 @@ class Suggestion:
     @property
     def results(self) -> str:
         """Whether the training computes the same, in a few words."""
-        parts = [f"changes what is trained: {', '.join(self.trains_other)}"] if self.trains_other else []
-        parts += [f"rounds more: {', '.join(self.rounds_more)}"] if self.rounds_more else []
-        if self.other_formats:
-            parts.append(f"rounds otherwise: {'; '.join(self.other_formats)}")
-        return "; ".join(parts) or "the same results"
+        return _results(self.trains_other, self.rounds_more, self.other_formats) or "the same results"
+
+
+def _results(trains_other: Sequence[str], rounds_more: Sequence[str], other_formats: Sequence[str]) -> str:
+    """Return what differs in the results; empty if nothing does."""
+    parts = [f"changes what is trained: {', '.join(trains_other)}"] if trains_other else []
+    parts += [f"rounds more: {', '.join(rounds_more)}"] if rounds_more else []
+    if other_formats:
+        parts.append(f"rounds otherwise: {'; '.join(other_formats)}")
+    return "; ".join(parts)
+
+
+def effect_of(strategy: Strategy, problem: Problem, *, own: Strategy | None, cut_to: int | None) -> str:
+    """Return what a strategy changes in the training, whoever wants it: "trains the same".
+
+    Args:
+        own: the script's own strategy; None without a script.
+        cut_to: tokens to which samples are cut; None if they are whole.
+    """
+    unsaid = replace(problem, spec=replace(problem.spec, overrides=problem.said.without(_TRAINED)))
+    trains_other = [f"samples of {cut_to} tokens"] if cut_to is not None else []
+    trains_other += _trains_other(problem, strategy, unsaid)
+    made = None if problem.script is None else problem.script.capture.optimizer
+    if made is not None and strategy.optimizer not in (None, OptimizerName.ADAFACTOR):
+        own_name = class_name(made.class_path)
+        if strategy.optimizer not in _ADAMW or "adamw" not in own_name.lower():
+            trains_other.append(f"{REPLACEMENTS[strategy.optimizer].label} in place of {own_name}")
+    sizes = [_global_batch(found, problem) for found in (own, strategy) if found is not None]
+    if len(set(sizes)) > 1:
+        trains_other.append(f"a global batch of {sizes[-1]}")
+    rounds_more = [*_rounds_more(problem, strategy, unsaid)]
+    is_named = problem.script is None or problem.script.capture.precision is not None
+    is_fp32 = not is_named and "precision" not in problem.constraints.settled()
+    if is_fp32 and strategy.precision not in (None, Precision.FP32) and strategy.precision not in rounds_more:
+        rounds_more.insert(0, strategy.precision.value)
+    formats = [*_other_formats(strategy, problem)]
+    same = "trains all weights" if problem.script is None else "trains the same"
+    return _results(trains_other, rounds_more, formats) or same
+
+
+def _global_batch(strategy: Strategy, problem: Problem) -> int:
+    samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
+    return samples * problem.topology.data_parallel_size
 
 
 def suggestions(

@@ -30,7 +30,8 @@ _COLOURS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"^Nothing fits.*$", {"fg": "red", "bold": True}),
     (r"^>  .*$", {"fg": "green", "bold": True}),
     (r"^   .*  (?:too large|needs) .*$", {"dim": True}),
-    (r"^runs with .*$", {"bold": True}),
+    (r"^what fits closely: .*$", {"fg": "yellow", "bold": True}),
+    (r"^what fits: .*$", {"fg": "green", "bold": True}),
     (r"^hint: .*$", {"fg": "cyan"}),
     (r"(?<=  \[)[a-z0-9-]+(?=, confidence \w+\]$)", {"bold": True}),
     (r"^ok(?=: )", {"fg": "green", "bold": True}),
@@ -42,7 +43,7 @@ _COLOURS: tuple[tuple[str, dict[str, Any]], ...] = (
 _SENTENCE = re.compile(
     r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
     r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script (?:as it is|without these files): "
-    r"|\S+ trains \w+ of |\S.*: \d+ (?:error|warning|advice)"
+    r"|what fits(?: closely)?: |\S+ trains \w+ of |\S.*: \d+ (?:error|warning|advice)"
 )
 """Prefixes of prose lines; tables already fit, and commands stay in one piece for copying."""
 _SHOWN = 60

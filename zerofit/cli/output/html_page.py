@@ -15,7 +15,8 @@ from zerofit.configs.write.write_files import check_can_write, write_bytes
 from zerofit.core.bounded_read import open_regular
 from zerofit.core.foreign_text import printable
 from zerofit.core.units import format_bytes
-from zerofit.planning.plan_table import COMMAND, GROUPS, group_of, grouped
+from zerofit.planning.answer_lines import COMMAND
+from zerofit.planning.plan_table import GROUPS, group_of, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.facts import parameters
 from zerofit.core.text_table import table_lines
+from zerofit.planning.answer_lines import machine_words
 from zerofit.planning.plan_labels import (
     batch,
     fit_words,
@@ -18,7 +19,7 @@ from zerofit.planning.plan_labels import (
     throughput,
     workload_words,
 )
-from zerofit.planning.plan_table import bar, machine_words
+from zerofit.planning.plan_table import bar
 from zerofit.planning.screen import Fit
 from zerofit.planning.search import RuledOut
 

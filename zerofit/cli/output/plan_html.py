@@ -23,6 +23,7 @@ from zerofit.cli.output.html_page import bar as drawn_bar
 from zerofit.cli.output.plan_rows import PlanRow, plan_rows
 from zerofit.core.units import format_bytes
 from zerofit.core.version import VERSION
+from zerofit.planning.answer_lines import answer_lines, head_lines, nothing_fits_lines
 from zerofit.planning.plan_labels import (
     batch,
     gib,
@@ -32,7 +33,6 @@ from zerofit.planning.plan_labels import (
     step_time_label,
     throughput,
 )
-from zerofit.planning.plan_table import decision_lines, head_lines, nothing_fits_lines
 from zerofit.planning.screen_table import not_chosen, verdict_lines
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _answer(answer: Answer) -> list[str]:
     if answer.screen is not None and answer.chosen is None:
         return [*verdict_lines(answer), not_chosen(answer.screen)]
     if answer.fits:
-        return verdict_lines(answer) or decision_lines(answer)
+        return verdict_lines(answer) or answer_lines(answer)
     return [*verdict_lines(answer), *nothing_fits_lines(answer)]
 
 

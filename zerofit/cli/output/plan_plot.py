@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from zerofit.cli.draw_plot import save_figure
 from zerofit.cli.output.plan_rows import CHOSEN, PlanRow, plan_rows
 from zerofit.core.units import GIB
+from zerofit.planning.answer_lines import machine_words
 from zerofit.planning.plan_labels import workload_words
-from zerofit.planning.plan_table import GROUPS, grouped, machine_words
+from zerofit.planning.plan_table import GROUPS, grouped
 
 if TYPE_CHECKING:
     from pathlib import Path

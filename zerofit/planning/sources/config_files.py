@@ -104,8 +104,30 @@ class ConfigFiles:
             **{name: said.value for name, said in self.overrides.said.items()},
         }
         words = ", ".join(f"{name} {getattr(value, 'value', value)}" for name, value in said.items())
-        rest = f"; not used: {', '.join(self.left_out)}" if self.left_out else ""
+        unused = [key for key in self.left_out if not _only_runs(key)]
+        rest = f"; not used: {', '.join(unused)}" if unused else ""
         return f"{self.name} sets {words or 'nothing that zerofit has a flag for'}{rest}"
+
+    @property
+    def detail(self) -> str:
+        """The keys that are not imported and change no result; empty if there are none."""
+        unused = [key for key in self.left_out if _only_runs(key)]
+        return f"not used of {self.name}, without effect on results: {', '.join(unused)}" if unused else ""
+
+
+def _only_runs(key: str) -> bool:
+    """Return True if a key of a DeepSpeed file decides how a run computes or logs, and not what it trains."""
+    return key.split(".")[0] in _OF_THE_RUN
+
+
+_OF_THE_RUN = frozenset(
+    (
+        *("zero_optimization", "activation_checkpointing", "aio", "steps_per_print", "wall_clock_breakdown"),
+        *("flops_profiler", "comms_logger", "tensorboard", "wandb", "comet", "csv_monitor", "dump_state"),
+        *("memory_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    )
+)
+"""Sections and keys of a DeepSpeed file that change no result."""
 
 
 def read_config_files(
