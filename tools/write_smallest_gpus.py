@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.estimates import MemoryEstimate
 
-MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-14b")
+MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen2.5-14b")
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "full": {},
     "LoRA": {"lora": Lora()},
