@@ -27,7 +27,7 @@ from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_html import plan_html
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
-from zerofit.cli.parameters import CONTEXT
+from zerofit.cli.parameters import CONTEXT, Number
 from zerofit.cli.plan_options import machine_options, model_options
 from zerofit.cli.shared_options import capture_limit_option, wide_option
 from zerofit.configs.write.write_files import file_exists, write_files
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     context_settings={**CONTEXT, "allow_interspersed_args": False},
     groups={
         "Workload": ("model", "sequence_length", "is_fast"),
-        "Machine": ("gpus", "num_nodes", "num_processes", "host_ram"),
+        "Machine": ("gpus", "prices", "num_nodes", "num_processes", "host_ram"),
         "Output": ("shows_all", "why", "as_json", "output", "html", "plot", "compare_layouts"),
     },
 )
@@ -66,6 +66,14 @@ if TYPE_CHECKING:
 @machine_options(
     gpus="GPUs of one node, as 8xA100-80G; repeat to compare.",
     takes_several=True,
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="PER_GPU_HOUR",
+    type=Number(float, least=0, without_least=True),
+    help="Price of a GPU-hour, for each --gpus: adds what steps cost.",
 )
 @num_nodes_option
 @num_processes_option
@@ -112,6 +120,7 @@ def plan(
     config_file: str | None,
     deepspeed_file: str | None,
     gpus: tuple[str, ...],
+    prices: tuple[float, ...],
     compare_layouts: bool,
     shows_all: bool,
     why: bool,
@@ -135,6 +144,7 @@ def plan(
     elif module:
         raise _no_module()
     is_comparison = len(gpus) > 1
+    _check_prices(prices, gpus)
     if is_comparison:
         _check_for_one(gpus, output, html, plot)
     flags["gpus"] = gpus[0] if gpus else None
@@ -176,12 +186,15 @@ def plan(
     if html is not None:
         write_page(html, plan_html(answers[0], about=subject.lines, command=command))
     if as_json:
-        echo(plan_json(answers, subject.capture))
+        echo(plan_json(answers, subject.capture, prices=prices))
     elif is_comparison:
         shown = subject.lines if shows_all or why else ()
-        echo(for_terminal(_comparison(answers, shown, why=why, width=width)))
+        echo(for_terminal(_comparison(answers, shown, prices, why=why, width=width)))
     else:
-        text = _text(subject, answers[0], command, shows_all=shows_all or why, why=why, width=width)
+        price = prices[0] if prices else None
+        text = _text(
+            subject, answers[0], command, price=price, shows_all=shows_all or why, why=why, width=width
+        )
         echo(for_terminal(text))
     for sentence in assumed_lines(answers, explains=why):
         console.say(sentence)
@@ -237,10 +250,17 @@ _MORE = "more: --all (every strategy, the model, the peak), --why (every reason)
 
 
 def _text(
-    subject: Subject, answer: Answer, command: str, *, shows_all: bool, why: bool, width: int | None
+    subject: Subject,
+    answer: Answer,
+    command: str,
+    *,
+    price: float | None,
+    shows_all: bool,
+    why: bool,
+    width: int | None,
 ) -> str:
     """Return the answer first, then what changes in the script; the rest if it is wanted."""
-    parts = [first_screen(answer, command=command, width=width)]
+    parts = [first_screen(answer, command=command, price=price, width=width)]
     if subject.capture is not None and answer.chosen is not None:
         parts += [applied_table(applied_rows(answer.plan), width=width)]
     if shows_all and subject.lines:
@@ -254,12 +274,32 @@ def _text(
     return "\n\n".join(parts)
 
 
-def _comparison(answers: list[Answer], subject: Sequence[str], *, why: bool, width: int | None) -> str:
-    parts = [plan_comparison(answers, width=width)]
+def _comparison(
+    answers: list[Answer],
+    subject: Sequence[str],
+    prices: Sequence[float],
+    *,
+    why: bool,
+    width: int | None,
+) -> str:
+    parts = [plan_comparison(answers, prices=prices, width=width)]
     parts += ["\n".join(wrapped(subject, width))] if subject else []
     parts += [layout_table(answer, width=width) for answer in answers if answer.layouts]
     parts += [plan_why(answer, width=width) for answer in answers if why]
     return "\n\n".join(parts)
+
+
+def _check_prices(prices: tuple[float, ...], gpus: tuple[str, ...]) -> None:
+    """Check that each machine has a price, if any has one."""
+    count = max(1, len(gpus))
+    if prices and len(prices) != count:
+        raise UserError(
+            "price-for-each-machine",
+            f"there must be one --price for each --gpus: {count}",
+            found=" ".join((*(f"--gpus {machine}" for machine in gpus), *(f"--price {p:g}" for p in prices))),
+            why="the prices belong to the machines in their order",
+            fix=f"give --price {'once' if count == 1 else f'{count} times'}, in the order of --gpus",
+        )
 
 
 def _check_for_one(gpus: tuple[str, ...], output: Path | None, html: Path | None, plot: Path | None) -> None:

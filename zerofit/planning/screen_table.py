@@ -16,6 +16,7 @@ from zerofit.planning.answer_lines import (
     nothing_fits_lines,
     own_terms_line,
 )
+from zerofit.planning.cost import cost_line
 from zerofit.planning.plan_labels import batch, gib, kind_label, label, range_label
 from zerofit.planning.plan_table import (
     answer_html,
@@ -52,11 +53,14 @@ def verdict_lines(answer: Answer) -> list[str]:
     return [f"{name}: {fit_words(judged, answer)}" for name, judged in said if judged is not None]
 
 
-def first_screen(answer: Answer, *, command: str = "", width: int | None = None) -> str:
+def first_screen(
+    answer: Answer, *, command: str = "", price: float | None = None, width: int | None = None
+) -> str:
     """Return the answer of `zerofit plan`: what there is, what fits, the command to paste, and hints.
 
     Args:
         command: what trains it; empty for none.
+        price: of a GPU-hour; None if unknown.
         width: columns of the terminal; None for no limit.
     """
     head = [] if answer.problem.script is not None else [*head_lines(answer)]
@@ -66,6 +70,8 @@ def first_screen(answer: Answer, *, command: str = "", width: int | None = None)
         lines = [*head, *answer_lines(answer)]
     else:
         lines = [*head, *answer_lines(answer), *nothing_fits_lines(answer)]
+    if price is not None:
+        lines.append(cost_line(answer, price))
     parts = (
         wrapped(lines, width, whole=COMMAND),
         [f"{COMMAND}{command}"] if command else [],

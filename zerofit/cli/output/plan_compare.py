@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.facts import parameters
 from zerofit.core.text_table import table_lines
 from zerofit.planning.answer_lines import machine_words
+from zerofit.planning.cost import amount, cost_of
 from zerofit.planning.plan_labels import (
     batch,
     fit_words,
@@ -26,6 +27,7 @@ from zerofit.planning.search import RuledOut
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zerofit.planning.cost import Cost
     from zerofit.planning.screen import Screen
     from zerofit.planning.solve import Answer
 
@@ -35,16 +37,22 @@ _LESS_IMPORTANT = (7, 3, 5, 2, 6)
 _HEADER = ("machine", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step")
 
 
-def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> str:
+def plan_comparison(
+    answers: Sequence[Answer], *, prices: Sequence[float] = (), width: int | None = None
+) -> str:
     """Return one row for each machine, in the given order.
 
     Args:
+        prices: of a GPU-hour on each machine, or none.
         width: maximum columns of the table; None for unlimited.
     """
     problem = answers[0].problem
     title = f"{problem.model.name} ({parameters(problem.model)} parameters), {workload_words(problem)}"
     header = (*_HEADER, rate_name(answers[0].head.estimate, problem.model), "verdict")
     rows = [header, *map(_row, answers)]
+    if prices:
+        costs = [cost_of(answer, price) for answer, price in zip(answers, prices, strict=True)]
+        rows = _with_costs(rows, costs)
     lines = [title, "", *table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)]
     lines += [
         f"{machine_words(answer)}: would fit with {answer.suggestions[0].change}"
@@ -52,6 +60,15 @@ def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> s
         if answer.suggestions
     ]
     return "\n".join(lines)
+
+
+def _with_costs(rows: list[tuple[str, ...]], costs: Sequence[Cost | None]) -> list[tuple[str, ...]]:
+    """Return the rows with what 1,000 steps cost, and the run where its steps are known."""
+    columns = [["per 1,000 steps", *("-" if cost is None else amount(cost.per_1000_steps) for cost in costs)]]
+    runs = [None if cost is None else cost.of_run for cost in costs]
+    if any(run is not None for run in runs):
+        columns.append(["the run", *("-" if run is None else amount(run) for run in runs)])
+    return [(*row, *added) for row, *added in zip(rows, *columns, strict=True)]
 
 
 def _row(answer: Answer) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.plan import topology_fields
 from zerofit.planning.applied_table import applied_rows
+from zerofit.planning.cost import cost_of
 from zerofit.planning.plan_reasons import why_it_loses, why_untraced
 from zerofit.planning.search import RuledOut
 from zerofit.scripts.capture_summary import capture_summary
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.capture import Capture
     from zerofit.core.estimates import Estimate, MemoryEstimate
+    from zerofit.planning.cost import Cost
     from zerofit.planning.layouts import Layout
     from zerofit.planning.screen import Screen
     from zerofit.planning.search import EstimatedStrategy, Untraced
@@ -26,19 +28,32 @@ PLAN_JSON_VERSION = 1
 """Raised whenever a field changes its meaning or is removed."""
 
 
-def plan_json(answers: Sequence[Answer], capture: Capture | None = None) -> str:
+def plan_json(
+    answers: Sequence[Answer], capture: Capture | None = None, *, prices: Sequence[float] = ()
+) -> str:
     """Return the document: one entry in "plans" for each machine.
 
     Args:
         answers: one per machine.
         capture: of the script; None for a named model.
+        prices: of a GPU-hour on each machine, or none.
     """
+    plans = [_answer(answer, capture) for answer in answers]
+    for entry, answer, price in zip(plans, answers, prices, strict=False):
+        entry["cost"] = _cost(cost_of(answer, price))
     document = {
         "version": PLAN_JSON_VERSION,
         "capture": None if capture is None else capture_summary(capture),
-        "plans": [_answer(answer, capture) for answer in answers],
+        "plans": plans,
     }
     return json.dumps(document, indent=2)
+
+
+def _cost(cost: Cost | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    derived = {"per_1000_steps": cost.per_1000_steps, "of_run": cost.of_run}
+    return {**dataclasses.asdict(cost), **derived}
 
 
 def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
