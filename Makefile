@@ -18,7 +18,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-reports bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -90,8 +90,11 @@ catalog: $(VENV)/.installed  ## add the installed libraries' releases to zerofit
 catalog-history: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off every supported release; needs a network, an hour
 	@$(BIN)/python -m tools.write_catalog_history
 
-bench-published: $(VENV)/.installed  ## predict published measurements of memory and of time, and the published ladder of strategies; REPORTS=DIR: of users' runs instead (zerofit runs report)
-	@if [ -n "$(REPORTS)" ]; then $(BIN)/python benchmarks/published.py --reports "$(REPORTS)"; exit; fi; for what in published published_steps published_fsdp_steps published_lengths ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
+bench-published: $(VENV)/.installed  ## predict published measurements of memory and of time, and the published ladder of strategies
+	@for what in published published_steps published_fsdp_steps published_lengths ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
+
+bench-reports: $(VENV)/.installed  ## users' runs, predicted beside measured, from a folder of `zerofit runs report`; REPORTS=DIR
+	@$(BIN)/python benchmarks/published.py --reports "$(REPORTS)"
 
 bench-accuracy: $(VENV)/.installed  ## measure memory and time on the GPU beside the prediction; BUDGET=8m OUT=DIR CPU=1
 	@$(MEASURE) --sections context,accuracy
