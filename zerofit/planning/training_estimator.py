@@ -202,8 +202,11 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             )
         within_step = self._least_states(strategy) - self._outside_bytes + workspaces
         at_step = self.least_bytes(strategy) - self._outside_bytes + workspaces + least_temporaries
-        least: dict[RunPhase | None, int] = dict.fromkeys(_WITH_ALL_STATES, within_step)
-        least |= {None: at_step, RunPhase.STEP: at_step}
+        least: dict[RunPhase | None, int] = {
+            None: at_step,
+            RunPhase.STEP: at_step,
+            **dict.fromkeys(_WITH_ALL_STATES, within_step),
+        }
         return any(least.get(phase, 0) > num_bytes for phase, num_bytes in limits)
 
     def surely_fits(self, strategy: Strategy) -> bool:
