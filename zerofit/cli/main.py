@@ -35,6 +35,7 @@ _VERBS = {
     "launch": "Train a script under the fastest strategy that fits.",
     "models": "List the models that --model knows by name.",
     "plan": "Predict what a run needs, and choose the fastest strategy that fits.",
+    "recipes": "List launch lines for models that are often fine-tuned.",
     "rule": "Explain a rule of check, or list them all.",
     "runs": "List, follow and cancel local and submitted runs.",
     "submit": "Plan a run here, and submit it to Slurm, Kubernetes or SkyPilot.",
