@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
         ("zerofit help la", "launch"),
         ("zerofit launch --zero-st", "--zero-stage"),
         ("zerofit plan --fas", "--fast"),
-        ("zerofit launch --hostf", "--hostfile"),
+        ("zerofit launch --host-r", "--host-ram"),
         ("zerofit launch tr", "train.py train_lora.py"),
         ("zerofit launch ''", "train.py train_lora.py scripts/ tools/"),
         ("zerofit plan --fast scripts/", "scripts/eval.py"),

@@ -13,12 +13,13 @@ from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.planning.cost import amount, cost_line, cost_of
 from zerofit.planning.screen_table import first_screen
+from zerofit.planning.solve import Answer
 
 _ANSWERS = [solved(problem(num_gpus=number)) for number in (1, 4)]
 
 
 @pytest.mark.parametrize("answer", _ANSWERS)
-def test_the_cost_of_steps_is_gpus_times_hours_times_price(answer) -> None:
+def test_the_cost_of_steps_is_gpus_times_hours_times_price(answer: Answer) -> None:
     cost = cost_of(answer, 3.6)
     time = answer.head.estimate.step_time
     assert cost is not None
