@@ -45,8 +45,8 @@ def test_batches_of_other_lengths_reserve_more_and_no_more_is_live_than_in_the_l
     assert ragged.live_bytes <= alike.live_bytes
 
 
-def test_lengths_grow_as_the_longest_of_twice_as_many_batches_up_to_the_longest() -> None:
-    # Half of the samples have up to 200 tokens, 84 % of twos up to 330, and the longest are a sixteenth.
+def test_lengths_grow_as_the_longest_of_four_times_as_many_batches_up_to_the_longest() -> None:
+    # Of samples half have up to 200 tokens; of fours the longest is 330 or more as often, of 16 it is 512.
     assert growing_shares(_COUNTS, longest=512, samples=1) == (200 / 512, 330 / 512)
     assert growing_shares(_COUNTS, longest=330, samples=1) == (200 / 330,)
     assert growing_shares(_COUNTS, longest=512, samples=4) == (330 / 512,)
@@ -81,9 +81,10 @@ def test_a_plan_of_a_script_reserves_what_its_growing_batches_do_and_no_less_tha
         found = [
             TrainingEstimator(problem, trace=made_trace(problem.model), rates=RATES)
             .estimate(strategy)
-            .estimate.device.peak_bytes
+            .estimate.device
             for problem in (ragged, alike)
         ]
-        more.append(found[0] - found[1])
+        more.append(found[0].peak_bytes - found[1].peak_bytes)
+        assert (found[0].uncertainty, found[1].uncertainty) == (0.5 if more[-1] else 0.08, 0.08)
     assert min(more) >= 0
     assert max(more) > 50 * MIB
