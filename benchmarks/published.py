@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from litgpt_model import trace_litgpt
@@ -48,14 +46,14 @@ from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
-from zerofit.planning.estimate.engines.engine import Setup, ShorterBatches
-from zerofit.planning.estimate.model_use import LEAST_THAT_GROWS, ModelUse, growing_shares
+from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.training_estimator import trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.allocation_log import Trace, TraceRequest
+    from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.source import ModelSource
 
 _FOLDER = Path(__file__).parent
@@ -190,11 +188,9 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         versions=Versions(python="3", zerofit="0", torch=row.get("torch")),
         keeps_outputs=keeps_outputs and not row.get("longest_first", False),
         use=ModelUse(has_adapters=adapter > 0, is_own="code" in row),
-        shorter=_shorter(row, trace),
     )
     memory = estimate_memory(setup, gpu=gpu)
-    has_facts = "num_hidden_layers" not in row.get("config", {})  # of the named model, not of another size
-    others = _by_other_models(model, request, setup, row) if has_facts and not adapter else {}
+    others = _by_other_models(model, request, setup, row) if not adapter else {}
     return PublishedPeak(
         source=source,
         name=row["id"],
@@ -233,22 +229,6 @@ def _shifted_logits_copied() -> Iterator[None]:
         yield
     finally:
         loss_utils.LOSS_MAPPING["ForCausalLM"] = original
-
-
-_QUANTILES = 100
-
-
-def _shorter(row: dict[str, Any], trace: Trace) -> ShorterBatches | None:
-    """Return batches of other lengths than the longest, where a row states a mean."""
-    if "mean_length" not in row:
-        return None
-    # ASSUMPTION: lengths are log-normal, and their logarithms deviate by 1, as lengths of texts about do.
-    normal = NormalDist(math.log(row["mean_length"]) - 0.5, 1.0)
-    quantiles = ((number + 0.5) / _QUANTILES for number in range(_QUANTILES))
-    lengths = tuple((round(math.exp(normal.inv_cdf(share))), 1) for share in quantiles)
-    samples = row["micro_batch_size"]
-    shares = growing_shares(lengths, longest=row["sequence_length"], samples=samples)
-    return ShorterBatches(log=trace.log_for(max(LEAST_THAT_GROWS, samples)), shares=shares)
 
 
 def _packing(row: dict[str, Any]) -> Packing:

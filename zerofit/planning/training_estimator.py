@@ -20,11 +20,11 @@ from zerofit.planning.estimate.device_memory.memory import (
 )
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape
-from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup, ShorterBatches
+from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
 from zerofit.planning.estimate.engines.stage import Stage
 from zerofit.planning.estimate.host_memory import estimate_host_memory
-from zerofit.planning.estimate.model_use import LEAST_THAT_GROWS, ModelUse, growing_shares
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.nvme_space import nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.memory_bounds import (
@@ -355,22 +355,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             expandable_segments=problem.spec.options.expandable_segments,
             cut_elements=max(0, problem.model.num_parameters - kept) if cuts else 0,
             stage=_stage_of(problem, stage),
-            shorter=self._shorter(strategy),
         )
-
-    def _shorter(self, strategy: Strategy) -> ShorterBatches | None:
-        """Return micro-batches of other lengths; FSDP2's logs and pipelines' are of whole steps."""
-        problem, samples = self._problem, strategy.micro_batch_size or 1
-        shares = growing_shares(
-            problem.use.lengths,
-            longest=problem.workload.sequence_length,
-            samples=1 if strategy.group_by_length else samples * problem.use.rows_per_sample,
-        )
-        if not shares or strategy.engine is Engine.FSDP2 or problem.topology.pipeline_parallel_size > 1:
-            return None
-        # The log of a single sample may hold for that alone, with sizes that do not grow.
-        growing = replace(strategy, micro_batch_size=max(LEAST_THAT_GROWS, samples))
-        return ShorterBatches(log=self._log(growing), shares=shares)
 
     def _request(self, strategy: Strategy) -> TraceRequest:
         problem = self._problem

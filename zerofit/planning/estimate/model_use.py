@@ -41,9 +41,6 @@ class ModelUse:
     """Rows of the model's input per sample: two for a preference pair."""
     other_weight_bytes: int = 0
     """Bytes per GPU of the script's models beside the one that it trains."""
-    lengths: tuple[tuple[int, int], ...] = ()
-    """(tokens, number of samples) of the data, where a batch is as long as its longest sample; empty if all
-    batches are alike."""
 
 
 def use_of_named(facts: ModelFacts, weights: Precision, *, makes_model_first: bool = False) -> ModelUse:
@@ -76,56 +73,7 @@ def use_in_script(capture: Capture) -> ModelUse:
         loads_weights=model.loads_weights,
         rows_per_sample=capture.rows_per_sample,
         other_weight_bytes=capture.other_weight_bytes,
-        lengths=lengths_of_batches(capture),
     )
-
-
-def lengths_of_batches(capture: Capture) -> tuple[tuple[int, int], ...]:
-    """Return how many samples have which length; empty unless the batches that were seen differ in length."""
-    widths = {
-        tensor.shape[-1]
-        for batch in capture.batches
-        for tensor in batch.tensors
-        if batch.lengths and tensor.name.rpartition(".")[2] == "input_ids" and len(tensor.shape) > 1
-    }
-    return capture.lengths.counts if capture.lengths is not None and len(widths) > 1 else ()
-
-
-LEAST_THAT_GROWS = 2
-"""Samples from which a log's sizes grow with them; that of one sample may hold for it alone."""
-_QUADRUPLINGS = 6
-"""Times that the number of micro-batches grows fourfold, to 1,024. Four times as long, a run has 1.4 (ln 4)
-batches more, on average, that are longer than all before."""
-
-
-def growing_shares(
-    lengths: tuple[tuple[int, int], ...], *, longest: int | None, samples: int
-) -> tuple[float, ...]:
-    """Return the lengths of the micro-batches of a run that are longer than all before, up to the longest.
-
-    They are the medians of the longest of the first 1, 4, 16, ... micro-batches, relative to the longest of
-    all. Each finds no cached block that is large enough, where one after the longest would.
-
-    Args:
-        lengths: (tokens, number of samples) of the data, by length; empty if all batches are alike.
-        longest: tokens of the longest sample as trained; longer ones are cut.
-        samples: of a micro-batch, which is as long as the longest of them.
-    """
-    if not lengths or not longest:
-        return ()
-    numbers = (samples * 4**power for power in range(_QUADRUPLINGS))
-    medians = (_quantile(lengths, 0.5 ** (1 / number)) for number in numbers)
-    return tuple(length / longest for length in sorted({length for length in medians if length < longest}))
-
-
-def _quantile(lengths: tuple[tuple[int, int], ...], share: float) -> int:
-    """Return the length that this share of the samples does not exceed."""
-    total, below = sum(number for _, number in lengths), 0
-    for tokens, number in lengths:
-        below += number
-        if below >= share * total:
-            return tokens
-    return lengths[-1][0]
 
 
 def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:

@@ -41,11 +41,6 @@ QUANTIZED_BY_NAME = (
 )
 """Uncertainties on one GPU, and their sources: with the script's own model traced, with the class that a name
 stands for, and with that class quantized."""
-_VARYING_LENGTHS = (
-    0.5,
-    "ASSUMPTION: the order of the batches decides what is reserved: of nine random orders of 300 batches, "
-    "simulated, eight lay within 50 %",
-)
 _MANY_RANKS = (
     0.15,
     "ASSUMPTION: as for one GPU, and NCCL's buffers, whose number depends on the links that NCCL finds; "
@@ -83,30 +78,9 @@ def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
-    """Return the memory that one GPU needs, phase by phase, if there were no limit.
-
-    Where lengths vary, a run may also begin with the longest batches: the order that needs more counts.
-    """
-    found = []
-    for one in _orders(setup):
-        engine, outside = _played(one, gpu)
-        played = replay(engine.tape, expandable_segments=setup.expandable_segments)
-        found.append(_estimate(engine, played, outside))
-    return _most_of(found)
-
-
-def _most_of(found: list[MemoryEstimate]) -> MemoryEstimate:
-    """Return the order that needs more; the uncertainty is that of orders where it is not the last one."""
-    most = max(found, key=lambda memory: memory.peak_bytes)
-    if most.peak_bytes == found[-1].peak_bytes:
-        return most
-    uncertainty, source = _VARYING_LENGTHS
-    return replace(most, uncertainty=uncertainty, uncertainty_source=source)
-
-
-def _orders(setup: Setup) -> tuple[Setup, ...]:
-    """Return the setup with batches that grow, if any do, and with the longest from the first on."""
-    return (setup,) if setup.shorter is None else (setup, replace(setup, shorter=None))
+    """Return the memory that one GPU needs, phase by phase, if there were no limit."""
+    engine, outside = _played(setup, gpu)
+    return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
 
 
 def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
@@ -114,18 +88,13 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
 
     The allocator frees cached blocks before it fails, so that a run may need less than without a limit.
     """
-    found = []
-    for one in _orders(setup):
-        engine, outside = _played(one, gpu)
-        within = replay(
-            engine.tape,
-            capacity=max(0, limit_bytes - _sum(outside)),
-            expandable_segments=setup.expandable_segments,
-        )
-        if not within.ends:
-            return None
-        found.append(_estimate(engine, within, outside))
-    return _most_of(found)
+    engine, outside = _played(setup, gpu)
+    within = replay(
+        engine.tape,
+        capacity=max(0, limit_bytes - _sum(outside)),
+        expandable_segments=setup.expandable_segments,
+    )
+    return _estimate(engine, within, outside) if within.ends else None
 
 
 def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:

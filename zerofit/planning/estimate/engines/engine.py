@@ -36,20 +36,6 @@ _ANY_USE = ModelUse()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShorterBatches:
-    """The first micro-batches of a run, each longer than those before it, and shorter than the longest.
-
-    A block that one of them left is too small for the next, so that more is reserved than for micro-batches
-    that are all as long as the longest.
-    """
-
-    log: AllocationLog
-    """A log of the same model whose sizes grow with the samples."""
-    shares: tuple[float, ...]
-    """Length of each, relative to the longest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What an engine plays: the log of a model, the strategy, the ranks and the GPU."""
 
@@ -74,8 +60,6 @@ class Setup:
     """Elements that each rank loads and then drops, as it keeps a part of whole parameters."""
     stage: Stage | None = None
     """The rank's stages of a pipeline, whose log it is; None without a pipeline."""
-    shorter: ShorterBatches | None = None
-    """Micro-batches of other lengths that are played; None if all are alike."""
 
     @property
     def trains_adapters(self) -> bool:
@@ -240,7 +224,6 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
 
     At most MAX_PLAYED_MICRO_BATCHES micro-batches of a step are played, or so many passes of a pipeline.
-    Where their lengths vary, steps with the shorter ones come first.
 
     Args:
         sketch: play the activations of the very last micro-batch alone, and at most two micro-batches. Live
@@ -258,14 +241,10 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     num_passes = min(
         accumulation if stage is None else stage.passes, 2 if sketch else MAX_PLAYED_MICRO_BATCHES
     )
-    shares = () if sketch or setup.shorter is None or stage is not None else setup.shorter.shares
-    num_steps = NUM_STEPS + -(-len(shares) // num_passes)
-    for step in range(num_steps):
+    for step in range(NUM_STEPS):
         for index in range(num_passes):
             is_boundary = index == num_passes - 1
-            is_last = is_boundary and step == num_steps - 1
-            if (number := step * num_passes + index) <= len(shares) and shares:
-                micro_batches.take_share(shares[number] if number < len(shares) else 1.0)
+            is_last = is_boundary and step == NUM_STEPS - 1
             play_pass(is_boundary=is_boundary, with_activations=is_last or not sketch)
         if setup.trains:
             tape.begin(RunPhase.STEP)
@@ -374,39 +353,28 @@ class _MicroBatches:
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
+        log, samples = engine.setup.log, engine.setup.micro_batch_size
+        storages = log.storages
+        self._sizes = [
+            fixed + each * samples
+            for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
+        ]
         self._hooks, stage = _hooks(engine), engine.setup.stage
         if stage is not None and stage.blocks:  # to see where blocks begin
             self._hooks |= {
                 int(Event.FORWARD_ENTER): engine.forward_enter,
                 int(Event.BACKWARD_LEAVE): engine.backward_leave,
             }
-        self._kept: list[int] = []
-        self._has_run_forward = self._has_run_backward = False
-        self._take(engine.setup.log)
-
-    def take_share(self, share: float) -> None:
-        """Play micro-batches of this length from now on, relative to the longest."""
-        setup = self._engine.setup
-        assert setup.shorter is not None
-        self._take(setup.log if share == 1 else setup.shorter.log, share)
-
-    def _take(self, log: AllocationLog, share: float = 1.0) -> None:
-        """Take a log's events, with the sizes of so long micro-batches."""
-        setup, storages = self._engine.setup, log.storages
-        samples = setup.micro_batch_size
-        self._log = log
-        self._sizes = [
-            fixed + (each * samples if share == 1 else int(each * samples * share))
-            for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
-        ]
         self._played = _played_events(
             log,
             frozenset(self._hooks),
-            keeps_outputs=setup.keeps_outputs,
-            sums_in_place=self._engine.SUMS_IN_PLACE,
-            in_stages=setup.stage is not None,
-            blocks=setup.stage.blocks if setup.stage is not None else (),
+            keeps_outputs=engine.setup.keeps_outputs,
+            sums_in_place=engine.SUMS_IN_PLACE,
+            in_stages=stage is not None,
+            blocks=stage.blocks if stage is not None else (),
         )
+        self._kept: list[int] = []
+        self._has_run_forward = self._has_run_backward = False
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
@@ -488,7 +456,7 @@ class _MicroBatches:
             elif code == _KEEP_OUTPUT:
                 kept.append(blocks.pop(argument))
             elif code == Event.GRADIENT_READY:
-                storage = self._log.gradient_storages[argument]
+                storage = self._engine.setup.log.gradient_storages[argument]
                 self._engine.gradient_ready(argument, blocks.pop(storage))
                 born = len(tape_sizes)
             else:
