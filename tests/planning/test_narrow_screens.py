@@ -18,7 +18,7 @@ from zerofit.planning.answer_lines import as_it_is_lines
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.plan_table import plan_table
-from zerofit.planning.screen_table import answer_table, first_screen, table_below, verdict_lines
+from zerofit.planning.screen_table import first_screen, table_below, verdict_lines
 from zerofit.planning.solve import Answer
 
 _GPUS = tuple(gpu.spec for gpu in load_gpus())
@@ -49,8 +49,7 @@ _ANSWERS = {
 
 def _whole(answer: Answer, width: int | None) -> str:
     """Return all that plan prints, with --why."""
-    parts = ["\n".join(wrapped(verdict_lines(answer), width)), answer_table(answer, width=width)]
-    parts += [first_screen(answer, command="zerofit launch train.py", width=width)]
+    parts = [first_screen(answer, command="zerofit launch train.py", width=width)]
     parts += [table_below(answer, shows_all=True, explains=True, width=width)]
     parts += [layout_table(answer, width=width)] if answer.layouts else []
     if answer.problem.script is not None and answer.chosen is not None:

@@ -39,7 +39,8 @@ def test_it_returns_the_plan_with_the_table_that_the_command_prints(tmp_path: Pa
     printed = run_zerofit(
         *words.split(), "--mixed-precision", "bf16", "--micro-batch-size", "4", cwd=tmp_path
     )
-    assert f"{answer}\n" == printed.stdout
+    more = "more: --all (every strategy, the model, the peak), --why (every reason)"
+    assert f"{answer}\n\n{more}\n" == printed.stdout
 
 
 def test_it_is_a_plan_that_a_file_can_hold() -> None:

@@ -21,6 +21,7 @@ _MODULES = frozenset(
         "benchmarks/circumstances.py",
         "benchmarks/litgpt_model.py",
         "benchmarks/mutations.py",
+        "benchmarks/published_reports.py",
         "benchmarks/real_scripts_table.py",
     }
 )

@@ -24,7 +24,7 @@ from zerofit.planning.plan_reasons import plan_of
 from zerofit.planning.plan_table import plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.resolve import Verb, own_environment, resolve
-from zerofit.planning.screen_table import answer_table, first_screen, table_html, verdict_lines
+from zerofit.planning.screen_table import first_screen, table_below, table_html
 from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import check_model_flags
 from zerofit.planning.subject import captured_subject, check_named, describe, needs_length
@@ -48,11 +48,10 @@ DOES_NOT_FIT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintableAnswer(Answer):
-    """An Answer that prints as the table of `zerofit plan`."""
+    """An Answer that prints as `zerofit plan` does, with the table of all strategies."""
 
     def __str__(self) -> str:
-        first = verdict_lines(self)
-        return "\n".join([*first, *([""] if first else []), answer_table(self)])
+        return f"{first_screen(self)}\n\n{table_below(self, shows_all=True, explains=True)}"
 
     def _repr_html_(self) -> str:
         return table_html(self)

@@ -90,7 +90,7 @@ def table_below(answer: Answer, *, shows_all: bool, explains: bool, width: int |
     """
     has_head = answer.problem.script is not None  # otherwise it is above
     if answer.screen is not None:
-        return _screen_table(answer, answer.screen, width=width, has_head=has_head, is_whole=False)
+        return _screen_table(answer, answer.screen, width=width, has_head=has_head)
     table = plan_table(
         answer,
         width=width,
@@ -103,27 +103,13 @@ def table_below(answer: Answer, *, shows_all: bool, explains: bool, width: int |
     return "\n\n".join((*(["\n".join(wrapped([own], width))] if own else []), table))
 
 
-def answer_table(answer: Answer, *, width: int | None = None) -> str:
-    """Return the table of `zerofit plan`, for --fast the screen.
-
-    Args:
-        width: columns of the terminal; None for no limit.
-    """
-    if answer.screen is None:
-        return plan_table(answer, width=width)
-    return _screen_table(answer, answer.screen, width=width)
-
-
-def _screen_table(
-    answer: Answer, screen: Screen, *, width: int | None, has_head: bool = True, is_whole: bool = True
-) -> str:
+def _screen_table(answer: Answer, screen: Screen, *, width: int | None, has_head: bool) -> str:
     rows = _cells(answer, screen, is_short=is_narrow(width))
     shown = table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)
     parts = (
         wrapped(head_lines(answer), width) if has_head else (),
         shown,
         wrapped(_legend(answer, columns=shown[0]), width),
-        wrapped(_last(answer, screen), width, whole=COMMAND) if is_whole else (),
     )
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
 
