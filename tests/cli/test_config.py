@@ -273,6 +273,17 @@ def test_what_a_deepspeed_file_leaves_to_the_script_stays_so(run_zerofit: RunZer
     assert written["gradient_accumulation_steps"] == 1
 
 
+@pytest.mark.parametrize("key", ["offload_params", "zero_quantized_gradients", "stage3_prefetch_bucketsize"])
+def test_what_may_change_results_is_not_said_to_change_none(
+    run_zerofit: RunZerofit, tmp_path: Path, key: str
+) -> None:
+    section = {"stage": 3, "overlap_comm": True, key: True}
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": section}))
+    said = " ".join(_config(run_zerofit, tmp_path, "--from", "ds.json", "--output-dir", "out").stderr.split())
+    assert f"zero_stage 3; not used: zero_optimization.{key} " in f"{said} "
+    assert "without effect on results: zero_optimization.overlap_comm " in f"{said} "
+
+
 def test_a_file_that_names_no_precision_means_fp32_as_for_accelerate(
     run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:

@@ -117,17 +117,31 @@ class ConfigFiles:
 
 def _only_runs(key: str) -> bool:
     """Return True if a key of a DeepSpeed file decides how a run computes or logs, and not what it trains."""
-    return key.split(".")[0] in _OF_THE_RUN
+    section, _, rest = key.partition(".")
+    return section in _OF_THE_RUN or (section == "zero_optimization" and rest in _OF_ZERO)
 
 
 _OF_THE_RUN = frozenset(
     (
-        *("zero_optimization", "activation_checkpointing", "aio", "steps_per_print", "wall_clock_breakdown"),
-        *("flops_profiler", "comms_logger", "tensorboard", "wandb", "comet", "csv_monitor", "dump_state"),
-        *("memory_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+        *("activation_checkpointing", "aio", "steps_per_print", "wall_clock_breakdown", "flops_profiler"),
+        *("comms_logger", "tensorboard", "wandb", "comet", "csv_monitor", "dump_state", "memory_breakdown"),
+        *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     )
 )
 """Sections and keys of a DeepSpeed file that change no result."""
+_OF_ZERO = frozenset(
+    (
+        *("allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter"),
+        *("reduce_bucket_size", "contiguous_gradients", "round_robin_gradients", "sub_group_size"),
+        *("use_multi_rank_bucket_allreduce", "stage3_prefetch_bucket_size", "stage3_max_live_parameters"),
+        *("stage3_param_persistence_threshold", "stage3_max_reuse_distance"),
+        *("offload_optimizer.pin_memory", "offload_optimizer.buffer_count", "offload_optimizer.fast_init"),
+        *("offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write"),
+        *("offload_param.pin_memory", "offload_param.buffer_count", "offload_param.buffer_size"),
+        "offload_param.max_in_cpu",
+    )
+)
+"""The same of zero_optimization: ZeRO++ quantizes, and a misspelt key has an effect that nobody knows."""
 
 
 def read_config_files(
