@@ -12,6 +12,7 @@ import zerofit
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.strategy import Lora, Quantization
 from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.planning.plan_labels import memory_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,6 @@ _WORKLOAD = {
     "engine": "native",
     "host_ram": "64G",
 }
-_GIB = 2**30
 
 
 def smallest_gpu(model: str, method: str) -> str:
@@ -45,7 +45,7 @@ def smallest_gpu(model: str, method: str) -> str:
     gpu = next(gpu for gpu in GPUS if find_gpu(gpu).usable_bytes >= needed)
     estimate = _memory(model, method, gpu)
     assert estimate.upper_bytes <= find_gpu(gpu).usable_bytes
-    return f"{gpu}: {estimate.peak_bytes / _GIB:.1f} ±{estimate.uncertainty:.0%}"
+    return f"{gpu}: {memory_label(estimate)}"
 
 
 def row(model: str) -> str:

@@ -227,6 +227,11 @@ class Strategy:
         return self.gradient_clipping != 0
 
     @property
+    def samples_per_step(self) -> int:
+        """Samples of one rank in an optimizer step; sizes that are not known count as 1."""
+        return (self.micro_batch_size or 1) * (self.gradient_accumulation_steps or 1)
+
+    @property
     def uses_nvme(self) -> bool:
         """True if anything is offloaded to NVMe."""
         return OffloadDevice.NVME in (self.optimizer_offload, self.param_offload)

@@ -48,7 +48,7 @@ class LadderRun:
     @property
     def batch_size(self) -> int:
         """Samples per optimizer step on one rank."""
-        return (self.strategy.micro_batch_size or 1) * (self.strategy.gradient_accumulation_steps or 1)
+        return self.strategy.samples_per_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

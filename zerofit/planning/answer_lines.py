@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.facts import parameters
 from zerofit.core.strategy import Buckets
 from zerofit.core.units import format_bytes
 from zerofit.planning.options import MachineFlags
@@ -16,6 +15,7 @@ from zerofit.planning.plan_labels import (
     gpus_words,
     label,
     memory_label,
+    model_words,
     range_label,
     step_time_label,
     terms_words,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.core.strategy import Strategy
     from zerofit.planning.problem import Problem
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.search import EstimatedStrategy
@@ -67,11 +66,7 @@ def machine_words(answer: Answer) -> str:
 
 def head_lines(answer: Answer) -> Iterator[str]:
     problem = answer.problem
-    model = problem.model
-    kind = model.architecture or model.model_type
-    words = f"{parameters(model)} parameters"
-    words = words if kind == model.name else f"{kind}, {words}"
-    yield f"{model.name} ({words}), {workload_words(problem)}"
+    yield f"{model_words(problem.model)}, {workload_words(problem)}"
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
     host = f"{format_bytes(problem.host_bytes)} of host memory"
     described = problem.spec.described
@@ -281,7 +276,7 @@ def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem
         for name, value in problem.said.strategy.items()
         if value != getattr(own.strategy, name)
     ]
-    is_other_batch = _samples(chosen.strategy) != _samples(own.strategy)
+    is_other_batch = chosen.strategy.samples_per_step != own.strategy.samples_per_step
     if is_other_batch and problem.said.has("global_batch_size"):
         flags.append("--global-batch-size")
     ratio = None if is_other_batch else speedup(chosen, own)
@@ -293,10 +288,6 @@ def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem
         return f"changed as {listed} {'say' if len(flags) > 1 else 'says'}" + (f": {speed}" if speed else "")
     is_safer = problem.is_close(own.estimate) and not problem.is_close(chosen.estimate)
     return "changed to fit surely" if is_safer else f"changed: {speed}" if speed else "changed"
-
-
-def _samples(strategy: Strategy) -> int:
-    return (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
 
 
 def speedup(other: EstimatedStrategy, own: EstimatedStrategy) -> float | None:

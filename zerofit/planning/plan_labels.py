@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from zerofit.core.facts import parameters
 from zerofit.core.freezing import FREEZES, is_word
 from zerofit.core.optimizers.lookup import REPLACEMENTS
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, Strategy
@@ -102,6 +103,12 @@ def batch(strategy: Strategy) -> str:
 def gib(num_bytes: float) -> str:
     """Return a size as a number of GiB."""
     return f"{num_bytes / GIB:.1f}"
+
+
+def model_words(model: ModelFacts) -> str:
+    """Return a model's name, class and size: "llama-3-8b (LlamaForCausalLM, 8.03 B parameters)"."""
+    kind, size = model.architecture or model.model_type, f"{parameters(model)} parameters"
+    return f"{model.name} ({size if kind == model.name else f'{kind}, {size}'})"
 
 
 def memory_label(estimate: MemoryEstimate) -> str:

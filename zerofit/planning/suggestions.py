@@ -130,9 +130,9 @@ def effect_of(strategy: Strategy, problem: Problem, *, own: Strategy | None, cut
         own_name = class_name(made.class_path)
         if strategy.optimizer not in _ADAMW or "adamw" not in own_name.lower():
             trains_other.append(f"{REPLACEMENTS[strategy.optimizer].label} in place of {own_name}")
-    sizes = [_global_batch(found, problem) for found in (own, strategy) if found is not None]
-    if len(set(sizes)) > 1:
-        trains_other.append(f"a global batch of {sizes[-1]}")
+    if own is not None and own.samples_per_step != strategy.samples_per_step:
+        size = strategy.samples_per_step * problem.topology.data_parallel_size
+        trains_other.append(f"a global batch of {size}")
     rounds_more = [*_rounds_more(problem, strategy, unsaid)]
     is_named = problem.script is None or problem.script.capture.precision is not None
     is_fp32 = not is_named and "precision" not in problem.constraints.settled()
@@ -141,11 +141,6 @@ def effect_of(strategy: Strategy, problem: Problem, *, own: Strategy | None, cut
     formats = [*_other_formats(strategy, problem)]
     same = "trains all weights" if problem.script is None else "trains the same"
     return _results(trains_other, rounds_more, formats) or same
-
-
-def _global_batch(strategy: Strategy, problem: Problem) -> int:
-    samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
-    return samples * problem.topology.data_parallel_size
 
 
 def suggestions(

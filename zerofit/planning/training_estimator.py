@@ -463,7 +463,7 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
     workload, model = problem.workload, problem.model
     if not model.vocab_size or workload.sequence_length is None:
         return 0
-    samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
+    samples = strategy.samples_per_step
     source = 0 if model.hears else workload.sequence_length
     target = (workload.target_length or workload.sequence_length) if model.num_decoder_layers else 0
     rows = samples * problem.use.rows_per_sample * problem.topology.data_parallel_size

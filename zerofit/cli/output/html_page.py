@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from zerofit.core.estimates import MemoryEstimate, PhaseMemory, StepTime, Term, TimeTerm
+    from zerofit.core.estimates import Estimate, MemoryEstimate, PhaseMemory, StepTime, Term, TimeTerm
+    from zerofit.core.plan import Reason
 
 
 class Html(str):
@@ -270,11 +271,39 @@ def table_row(header: Sequence[str], cells: Sequence[tuple[object, object, str]]
     return element("tr", *shown, class_=style or None)
 
 
+_REASONS = ("setting", "why", "by")
+
+
+def reasons_table(reasons: Iterable[Reason]) -> Html:
+    """Return the reason of each setting of a plan."""
+    rows = (
+        table_row(
+            _REASONS,
+            [
+                (f"{reason.field} = {reason.value}", None, ""),
+                (reason.why, None, "long"),
+                (reason.origin.value, None, ""),
+            ],
+        )
+        for reason in reasons
+    )
+    return table(_REASONS, rows)
+
+
 _TERMS = ("bytes", "term", "formula", "source")
 _TIMES = ("time", "term", "formula", "source")
 
 
-def memory_terms(title: str, estimate: MemoryEstimate) -> Html:
+def estimate_terms(estimate: Estimate) -> Html:
+    """Return each term of a plan's memory and time with its formula and source."""
+    parts = [
+        _memory_terms("memory of each GPU", estimate.device),
+        _memory_terms("memory of each host", estimate.host),
+    ]
+    return joined([*parts, _time_terms(estimate.step_time)] if estimate.step_time else parts)
+
+
+def _memory_terms(title: str, estimate: MemoryEstimate) -> Html:
     """Return each term of each phase with its formula and source; the peak's phase is open."""
     parts = []
     for phase in estimate.phases:
@@ -308,7 +337,7 @@ def _memory_term(term: Term) -> Html:
     )
 
 
-def time_terms(step_time: StepTime) -> Html:
+def _time_terms(step_time: StepTime) -> Html:
     """Return each term of a step's time with its formula and source."""
     rows = map(_time_term, sorted(step_time.terms, key=lambda term: -term.seconds))
     words = f"step time: {_seconds(step_time.seconds)} ±{step_time.uncertainty:.0%}"

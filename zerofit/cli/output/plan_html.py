@@ -9,15 +9,15 @@ from zerofit.cli.output.html_page import (
     answer_box,
     bars,
     element,
+    estimate_terms,
     joined,
     legend,
     memory_bar,
-    memory_terms,
     page,
+    reasons_table,
     table,
     table_row,
     time_bars,
-    time_terms,
 )
 from zerofit.cli.output.html_page import bar as drawn_bar
 from zerofit.cli.output.plan_rows import PlanRow, plan_rows
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _HEADER = ("strategy", "batch", "memory", "GPU GiB", "host GiB", "step", "rate", "verdict")
 _NUMBERS = (3, 4, 5, 6)
-_REASONS = ("setting", "why", "by")
 
 
 def plan_html(answer: Answer, *, about: Sequence[str] = (), command: str = "") -> str:
@@ -67,9 +66,7 @@ def plan_html(answer: Answer, *, about: Sequence[str] = (), command: str = "") -
         element("h2", "Why"),
         _reasons(answer),
         element("h2", "Every term"),
-        memory_terms("memory of each GPU", answer.head.estimate.device),
-        memory_terms("memory of each host", answer.head.estimate.host),
-        *([time_terms(answer.head.estimate.step_time)] if answer.head.estimate.step_time else []),
+        estimate_terms(answer.head.estimate),
         _notes(answer, about),
         element("footer", f"zerofit {VERSION}. These numbers are predictions."),
     )
@@ -185,18 +182,7 @@ def _reasons(answer: Answer) -> Html:
     is_open = answer.screen is not None and answer.screen.chosen is None
     if is_open or not answer.plan.reasons:
         return element("p", "Closed forms leave the choice open." if is_open else "Nothing was chosen.")
-    rows = [
-        table_row(
-            _REASONS,
-            [
-                (f"{reason.field} = {reason.value}", None, ""),
-                (reason.why, None, "long"),
-                (reason.origin.value, None, ""),
-            ],
-        )
-        for reason in answer.plan.reasons
-    ]
-    return table(_REASONS, rows)
+    return reasons_table(answer.plan.reasons)
 
 
 def _notes(answer: Answer, about: Sequence[str]) -> Html:

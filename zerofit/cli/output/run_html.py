@@ -11,22 +11,21 @@ from zerofit.cli.output.html_page import (
     bar,
     bars,
     element,
+    estimate_terms,
     legend,
     memory_bar,
-    memory_terms,
     page,
+    reasons_table,
     table,
     table_row,
     time_bars,
-    time_terms,
 )
 from zerofit.cli.output.run_comparison import HEADER, NO_GPU, ShownRun, compared, recovery_words
-from zerofit.core.facts import parameters
 from zerofit.core.rank_observation import ESTIMATED_PHASES
 from zerofit.core.units import format_bytes
 from zerofit.core.version import VERSION
 from zerofit.launching.explain_run import explain_run
-from zerofit.planning.plan_labels import gib, gpus_words, seconds, strategy_words
+from zerofit.planning.plan_labels import gib, gpus_words, model_words, seconds, strategy_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.core.run_report import MeasuredPhase
 
-_REASONS = ("setting", "why", "by")
 _MEASURED = (("M", "measured tensors"), ("N", "measured, reserved by PyTorch"))
 
 
@@ -55,13 +53,11 @@ def run_html(shown: ShownRun) -> str:
         parts += [element("h2", "Cause"), element("pre", explanation_text(explain_run(shown.run.folder)))]
     parts += [_figure(shown), element("h2", "Predicted beside measured"), _numbers(shown)]
     if plan.reasons:
-        parts += [element("h2", "Why this plan"), _reasons(shown)]
+        parts += [element("h2", "Why this plan"), reasons_table(plan.reasons)]
     if plan.estimate is not None:
         parts += [
             element("h2", "Every term of the prediction"),
-            memory_terms("memory of each GPU", plan.estimate.device),
-            memory_terms("memory of each host", plan.estimate.host),
-            *([time_terms(plan.estimate.step_time)] if plan.estimate.step_time else []),
+            estimate_terms(plan.estimate),
         ]
     return page(f"{name}: run", *parts, element("footer", _footer(shown)))
 
@@ -80,9 +76,7 @@ def _head(shown: ShownRun) -> Iterator[str]:
     plan = shown.plan
     facts = plan.model or (plan.capture.model.facts if plan.capture else None)
     if facts is not None:
-        kind = facts.architecture or facts.model_type
-        words = f"{parameters(facts)} parameters"
-        yield f"{facts.name} ({words if kind == facts.name else f'{kind}, {words}'})"
+        yield model_words(facts)
     ranks = plan.topology.world_size
     where = f"{ranks} CPU rank{'s' * (ranks > 1)}" if plan.topology.on_cpu else gpus_words(plan.machine)
     nodes = f" on {plan.topology.num_nodes} nodes" if plan.topology.num_nodes > 1 else ""
@@ -189,18 +183,3 @@ def _numbers(shown: ShownRun) -> Html:
         for number in compared(shown)
     ]
     return table(header, rows, numbers=(1, 2, 3), sorts=False)
-
-
-def _reasons(shown: ShownRun) -> Html:
-    rows = [
-        table_row(
-            _REASONS,
-            [
-                (f"{reason.field} = {reason.value}", None, ""),
-                (reason.why, None, "long"),
-                (reason.origin.value, None, ""),
-            ],
-        )
-        for reason in shown.plan.reasons
-    ]
-    return table(_REASONS, rows)
