@@ -25,7 +25,13 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.core.units import GIB
-from zerofit.planning.answer_lines import answer_lines, as_it_is_lines, as_it_is_words, hint_lines
+from zerofit.planning.answer_lines import (
+    answer_lines,
+    as_it_is_lines,
+    as_it_is_words,
+    command_with,
+    hint_lines,
+)
 from zerofit.planning.candidates import candidates
 from zerofit.planning.options import Allow
 from zerofit.planning.plan_table import plan_table
@@ -125,6 +131,29 @@ def test_each_suggestion_fits_by_itself() -> None:
     assert all(suggestion.best.fits for suggestion in answer.suggestions)
     smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
     assert not solved(smaller).fits  # the 48 GiB are the smallest of these that do
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "trained"), [(6, "adapters alone, on weights in 4 bits"), (10, "adapters alone")]
+)
+def test_what_the_user_set_is_given_up_before_samples_are_cut(memory_gib: int, trained: str) -> None:
+    kept = spec_of(engine=Engine.NATIVE, gradient_checkpointing=True, micro_batch_size=8)
+    asked = problem(
+        num_gpus=1,
+        memory_gib=memory_gib,
+        host_gib=64,
+        global_batch_size=16,
+        sequence_length=2048,
+        facts=LARGE,
+        spec=kept,
+    )
+    (suggestion,) = solved(asked).suggestions
+    assert suggestion.change == "--micro-batch-size 1 in place of 8, --allow lora,qlora"
+    assert suggestion.results == f"changes what is trained: {trained}"
+    set_to_8 = TypedFlag(name="micro_batch_size", words=("--micro-batch-size", "8"))
+    typed = TypedLine(verb=("zerofit", "plan"), flags=(set_to_8,))
+    line = command_with(suggestion, replace(asked.spec, typed=typed))
+    assert line == "zerofit plan --micro-batch-size 1 --allow lora,qlora"
 
 
 @pytest.mark.parametrize("maker", ["AMD Instinct", "NVIDIA"])

@@ -205,11 +205,13 @@ def _machines(problem: Problem, gpus: Sequence[GpuSpec]) -> tuple[Changes, ...]:
 
 
 def _suggestion(change: Change, changed: Problem, best: EstimatedStrategy, *, before: Problem) -> Suggestion:
-    flags = change.flags or tuple(_flags_of_released(change, best.strategy, before.said))
-    words = (_in_place(flag, before.said) for flag in flags)
+    released = tuple(_flags_of_released(change, best.strategy, before.said))
+    words = [_in_place(flag, before.said) for flag in released]
+    if change.flags:
+        words.append(_text(change.flags))
     return Suggestion(
-        change=change.text or (", ".join(words) if change.released else _text(flags)),
-        changes=flags,
+        change=change.text or ", ".join(words),
+        changes=(*released, *change.flags),
         best=best,
         is_close=changed.is_close(best.estimate),
         trains_other=tuple(_trains_other(changed, best.strategy, before)),
@@ -294,10 +296,15 @@ def _released(problem: Problem, parts: Iterable[tuple[str, ...]]) -> Changes:
 
 def _released_together(problem: Problem) -> Changes:
     """Yield the problem with several kinds of fields left to the planner, few first."""
+    for parts in _kinds_said(problem, at_least=2):
+        yield from _released(problem, parts)
+
+
+def _kinds_said(problem: Problem, *, at_least: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yield sets of the kinds of fields that the user set, few first."""
     said = [part for part in _KEEPING_RESULTS if any(problem.said.has(name) for name in part)]
-    for number in range(2, len(said) + 1):
-        for parts in combinations(said, number):
-            yield from _released(problem, parts)
+    for number in range(at_least, len(said) + 1):
+        yield from combinations(said, number)
 
 
 def _in_16_bits(problem: Problem) -> Changes:
@@ -431,6 +438,11 @@ def _shorter(problem: Problem) -> Changes:
 
 
 def _free_together(problem: Problem) -> Changes:
+    """Yield changes of several kinds at once; samples are cut last."""
+    for parts in _kinds_said(problem, at_least=1):
+        for change, released in _released(problem, parts):
+            for allow, allowed in _allowed(released, Allow.LORA, Allow.QLORA):
+                yield replace(change, flags=allow.flags), allowed
     for allow, allowed in _allowed(problem, Allow.LORA, Allow.QLORA):
         for shortened, changed in _shorter(allowed):
             text = f"{shortened.text} with {_text(allow.flags)}" if shortened.text else ""
