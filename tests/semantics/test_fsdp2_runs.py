@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -52,10 +54,12 @@ _ROUGH = (
     Case("fsdp", "trainer", ("even", "qlora"), "bf16"),
     Case("fsdp", "trainer", ("even", "qlora", "resumed"), "bf16"),
 )
-"""In bf16 and on a base in nf4 ranks that share batches round otherwise than one process: DDP's are as far
-apart."""
-_REDUCED_IN_16_BITS = {"fsdp, trainer, bf16": 2.5}
-"""Where weights are farther apart: accelerate's policy reduces gradients in bf16, while DDP's are in fp32."""
+"""In bf16 and on a base in nf4 ranks that share batches round otherwise than one process, as DDP's do."""
+_SEEDS = 3
+"""Of a measured row: the distance of one seed's losses is mostly chance."""
+_FROM_ONE_RANK, _FROM_ONE_PROCESS = 2.0, 2.5
+"""Limits, against DDP's distance from one process. FSDP2 on one rank is at 2.1 of it already: its policy
+casts weights to bf16 before the forward pass, where autocast keeps embeddings and norms in fp32."""
 
 
 def _name(case: Case) -> str:
@@ -63,10 +67,10 @@ def _name(case: Case) -> str:
     return ", ".join((case.layout, case.route, case.precision, *changes))
 
 
-def _most_apart(seen: Trained, alone: Trained) -> float:
-    """Return the largest relative difference of a step's loss."""
+def _losses_apart(seen: Trained, alone: Trained) -> list[float]:
+    """Return the relative difference of each step's loss."""
     last = alone.steps[-len(seen.steps) :]
-    return max(abs(ours - theirs) / theirs for (ours, _), (theirs, _) in zip(seen.steps, last, strict=True))
+    return [abs(ours - theirs) / theirs for (ours, _), (theirs, _) in zip(seen.steps, last, strict=True)]
 
 
 def _far(seen: Trained, alone: Trained) -> float:
@@ -77,30 +81,49 @@ def _far(seen: Trained, alone: Trained) -> float:
     return (apart / sum(float(theirs.square().sum()) for _, theirs in pairs)) ** 0.5
 
 
-def _beside_ddp(case: Case, model: Path, folder: Path) -> dict[str, float]:
-    """Return how far a case, and DDP in its place, are from one process under zerofit."""
+def _root_mean_square(values: list[float]) -> float:
+    return (sum(value**2 for value in values) / len(values)) ** 0.5
 
-    def train(layout: str) -> Trained:
+
+def _beside_ddp(case: Case, model: Path, folder: Path, num_seeds: int) -> dict[str, float]:
+    """Return how far a case is from one process under zerofit and from FSDP2 on one rank, and how far DDP in
+    its place is from one process: root mean squares over seeds, of losses over steps too."""
+
+    def train(layout: str, seed: int) -> Trained:
         changes = tuple(name for name in case.changes if layout == case.layout or name != "resumed")
-        (folder / layout).mkdir(parents=True)
-        seen = train_under_zerofit(Case(layout, case.route, changes, case.precision), model, folder / layout)
+        (folder / f"{layout}-{seed}").mkdir(parents=True)
+        trained = replace(case, layout=layout, changes=changes, seed=seed)
+        seen = train_under_zerofit(trained, model, folder / f"{layout}-{seed}")
         assert seen.applied == (), layout
         return seen
 
-    alone, ddp, seen = (train(layout) for layout in ("one", "ddp", case.layout))
-    found = {
-        "loss": _most_apart(seen, alone),
-        "weights": _far(seen, alone),
-        "loss of DDP": _most_apart(ddp, alone),
-        "weights of DDP": _far(ddp, alone),
-    }
+    losses: dict[str, list[float]] = defaultdict(list)
+    weights: dict[str, list[float]] = defaultdict(list)
+    for seed in range(num_seeds):
+        alone, ddp, one_rank, seen = (
+            train(layout, seed) for layout in ("one", "ddp", "fsdp-alone", case.layout)
+        )
+        for name, pair in {
+            "": (seen, alone),
+            " from one rank": (seen, one_rank),
+            " of DDP": (ddp, alone),
+        }.items():
+            losses[name] += _losses_apart(*pair)
+            weights[name].append(_far(*pair))
+    found = {f"loss{name}": _root_mean_square(values) for name, values in losses.items()}
+    found |= {f"weights{name}": _root_mean_square(values) for name, values in weights.items()}
     return {name: float(f"{value:.1e}") for name, value in found.items()}
 
 
-def _too_far(name: str, row: dict[str, float]) -> set[str]:
-    """Return what is farther from one process than twice DDP's distance."""
-    limits = {"loss": 2.0, "weights": _REDUCED_IN_16_BITS.get(name, 2.0)}
-    return {what for what, limit in limits.items() if row[what] > limit * row[f"{what} of DDP"]}
+def _too_far(row: dict[str, float], *, what: tuple[str, ...]) -> set[str]:
+    """Return what is farther than the limits allow."""
+    limits = {"": _FROM_ONE_PROCESS, " from one rank": _FROM_ONE_RANK}
+    return {
+        f"{kind}{end}"
+        for kind in what
+        for end, limit in limits.items()
+        if row[f"{kind}{end}"] > limit * row[f"{kind} of DDP"]
+    }
 
 
 @pytest.mark.timeout(7200)
@@ -117,12 +140,12 @@ def test_all_runs(covered_model: Path, tmp_path_factory: pytest.TempPathFactory)
         assert seen.applied == (), _name(case)
         expected = alone(case.route, case.changes, case.precision)
         rows[_name(case)] = {
-            "loss": float(f"{_most_apart(seen, expected):.1e}"),
+            "loss": float(f"{max(_losses_apart(seen, expected)):.1e}"),
             "weights": float(f"{distance(expected, seen):.1e}"),
         }
         MEASURED.write_text(json.dumps(rows, indent=1) + "\n")
     for case in _ROUGH:
-        rows[_name(case)] = _beside_ddp(case, covered_model, tmp_path_factory.mktemp("run"))
+        rows[_name(case)] = _beside_ddp(case, covered_model, tmp_path_factory.mktemp("run"), _SEEDS)
         MEASURED.write_text(json.dumps(rows, indent=1) + "\n")
 
 
@@ -144,16 +167,20 @@ def test_in_fp32_each_run_is_that_of_one_process() -> None:
     assert wrong == {}
 
 
-def test_in_16_bits_no_run_is_more_than_twice_as_far_from_one_process_as_ddp() -> None:
+def test_in_16_bits_no_run_is_more_than_twice_as_far_from_one_rank_as_ddp_from_one_process() -> None:
     rows = _measured()
-    found = {name: _too_far(name, rows[name]) for name in map(_name, _ROUGH)}
+    found = {name: _too_far(rows[name], what=("loss", "weights")) for name in map(_name, _ROUGH)}
     assert {name for name, what in found.items() if what} == set()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", _ROUGH, ids=_name)
-def test_in_16_bits_a_run_now_is_at_most_twice_as_far_from_one_process_as_ddp(
+@pytest.mark.parametrize(
+    "case",
+    [case for case in _ROUGH if replace(case, changes=(*case.changes, "resumed")) not in _ROUGH],
+    ids=_name,
+)
+def test_in_16_bits_the_weights_of_a_run_now_are_at_most_twice_as_far_as_ddps(
     case: Case, covered_model: Path, tmp_path: Path
 ) -> None:
-    row = _beside_ddp(case, covered_model, tmp_path)
-    assert _too_far(_name(case), row) == set(), row
+    row = _beside_ddp(case, covered_model, tmp_path, num_seeds=1)
+    assert _too_far(row, what=("weights",)) == set(), row

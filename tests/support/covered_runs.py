@@ -53,6 +53,8 @@ class Case:
     samples of one length, whose batches weigh alike, and a loop's constant learning rate."""
     precision: str = "no"
     """accelerate's mixed precision."""
+    seed: int = 0
+    """Of the samples, and of the adapters' first weights."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -89,7 +91,7 @@ class Case:
             "quantized": ("--lora", "--quantized", "bfloat16" if self.precision == "bf16" else "float32"),
         }
         return (
-            *("--batch-size", str(batch_size), "--num-steps", str(NUM_STEPS)),
+            *("--batch-size", str(batch_size), "--num-steps", str(NUM_STEPS), "--seed", str(self.seed)),
             *(("--trainer",) if self.route == "trainer" else ()),
             *(("--bf16",) if self.precision == "bf16" and by_itself else ()),
             *(argument for name in self.changes for argument in made.get(name, ())),

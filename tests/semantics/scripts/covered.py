@@ -23,8 +23,8 @@ MAX_NORM, MAX_NORM_OF_ADAPTERS = 1.2, 0.55
 class Samples(Dataset):
     """Tokens of 6 to 16 places, the same in every process; the first of their labels are masked."""
 
-    def __init__(self, is_even: bool = False) -> None:
-        generator = torch.Generator().manual_seed(1)
+    def __init__(self, is_even: bool = False, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(1 + seed)
         shortest = LONGEST if is_even else 6
         self.most_masked = 1 if is_even else 4
         lengths = torch.randint(shortest, LONGEST + 1, (NUM_SAMPLES,), generator=generator).tolist()
@@ -118,8 +118,8 @@ def loop(args: argparse.Namespace) -> None:
         gradient_accumulation_steps=args.accumulation,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
     )
-    set_seed(0)
-    model, dataset, collate = make_model(args), Samples(args.even), Collator()
+    set_seed(args.seed)
+    model, dataset, collate = make_model(args), Samples(args.even, args.seed), Collator()
     keep_start(args, model, accelerator.is_main_process)
     optimizer_class, settings = optimizer_of(args, model)
     optimizer = optimizer_class([p for p in model.parameters() if p.requires_grad], **settings)
@@ -205,14 +205,14 @@ def with_trainer(args: argparse.Namespace) -> None:
         use_cpu=args.bf16,  # else Trainer looks for a GPU that computes in it
         disable_tqdm=True,
     )
-    set_seed(0)
+    set_seed(args.seed)
     model, collate, seen = make_model(args), Collator(), Seen(args.stop_step)
     optimizer_class, settings = optimizer_of(args, model)
     keep_start(args, model, arguments.process_index == 0)
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=Samples(args.even),
+        train_dataset=Samples(args.even, args.seed),
         data_collator=collate,
         optimizer_cls_and_kwargs=(optimizer_class, settings),
         callbacks=[seen],
@@ -257,6 +257,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--num-steps", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-step", type=int, default=0)
     parser.add_argument("--stop-step", type=int, default=0)
     parser.add_argument("--resume", default="")
