@@ -11,7 +11,7 @@ import pytest
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts, parameters
-from zerofit.models.dimensions import check_sequence_length
+from zerofit.models.dimensions import check_sequence_length, longer_note
 from zerofit.models.find import probe_model
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.source import LocatedConfig, ModelOrigin
@@ -437,6 +437,8 @@ def test_a_model_of_text_and_images_has_the_dimensions_of_its_text(tmp_path: Pat
         ("t5-base", 10**6, 10**6, None),
         ("vit-base", 10**6, None, None),
         ("gpt2", None, None, None),
+        ("gpt-j-6b", 2049, None, "--seq-len 2049"),  # rotary, from a table of 2048 places
+        ("llama-2-7b", 8192, None, None),
     ],
 )
 def test_samples_and_targets_must_fit_the_positions(
@@ -455,6 +457,31 @@ def test_samples_and_targets_must_fit_the_positions(
         f"  why:   it has {most} positions; beyond them it fails or trains nonsense\n"
         f"  fix:   set {flag.split()[0]} to {most} or less"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence_length", "is_told"),
+    [
+        ("llama-2-7b", 4096, False),
+        ("llama-2-7b", 4097, True),
+        ("gpt2", 2048, False),
+        ("t5-base", 10**6, False),
+    ],
+)
+def test_samples_beyond_rotary_positions_are_told(name: str, sequence_length: int, is_told: bool) -> None:
+    note = longer_note(probe_model(name).facts, sequence_length)
+    assert bool(note) == is_told
+    assert not is_told or note.startswith(
+        "samples of 4097 tokens are longer than the 4096 positions of llama-2-7b"
+    )
+
+
+@pytest.mark.parametrize("model_type", ["cohere2", "gpt_oss", "olmo2", "glm4", "smollm3", "granite"])
+def test_families_with_rope_parameters_are_rotary(model_type: str, tmp_path: Path) -> None:
+    from transformers import CONFIG_MAPPING
+
+    CONFIG_MAPPING[model_type](num_hidden_layers=1).save_pretrained(tmp_path)
+    assert probe_model(str(tmp_path)).facts.has_rotary_positions
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,27 @@ def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: P
     assert weight_format(flags, describe(flags, versions=versions).facts, versions)[0] is dtype
 
 
+@pytest.mark.parametrize(
+    ("size", "asked", "is_told"),
+    [
+        (3e10, {}, True),
+        (1e12, {}, True),
+        (5e8, {}, False),
+        (1e12, {"model": "llama-2-7b", "global_batch_size": 2, "gpus": "2xT4"}, False),  # nor without them
+    ],
+)
+def test_a_files_buckets_that_alone_do_not_fit_are_named(
+    size: float, asked: dict[str, Any], is_told: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "ds.json"
+    zero = {"stage": 2, "reduce_bucket_size": size, "allgather_bucket_size": 5e8}
+    file.write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
+    found = zerofit.plan(**{**_MODEL, **asked}, deepspeed_file=str(file))
+    line = as_it_is_lines(found)[0]
+    assert ("its buckets alone are too large" in line) == is_told, line
+    assert ("does not fit" in line) == (size > 1e9)
+
+
 def test_configuration_files_are_an_anchor_of_the_plan(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     zero = {"stage": 3, "reduce_bucket_size": "auto", "allgather_bucket_size": 1e6}

@@ -302,7 +302,7 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         (2.0, "takes 2.0 times as long"),
         (1.99, "99% slower"),
         (1.1, "10% slower"),
-        (1.005, "0% slower"),
+        (1.006, "1% slower"),
         (1.004, "no faster"),
         (0.996, "no faster"),
         (0.9, "10% less time, within the estimate's error"),
@@ -315,7 +315,20 @@ def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float
     assert why_it_loses(loser, chosen, problem()) == said
 
 
-_ZERO = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1.004, "as fast"), (0.996, "as fast"), (0.994, "1% less time")]
+)
+def test_a_difference_that_rounds_to_nothing_is_none(seconds: float, said: str) -> None:
+    offloaded = Strategy(**_ZERO, optimizer_offload=OffloadDevice.CPU)
+    chosen, loser = (
+        EstimatedStrategy(strategy=strategy, estimate=_estimate(1, time))
+        for strategy, time in ((Strategy(**_ZERO), 1.0), (offloaded, seconds))
+    )
+    why = why_it_loses(loser, chosen, problem(num_gpus=2))
+    assert why == f"{said} by the estimate; offload comes after what fits on the GPUs"
+
+
+_ZERO: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ class ModelFacts:
     """Rows of the token embedding; 0 for models without tokens."""
     max_sequence_length: int | None = None
     """Maximum number of positions; None if unlimited."""
+    has_rotary_positions: bool = False
+    """True if positions are computed as rotations for samples of any length, also beyond the maximum."""
     architecture: str = ""
     """transformers' class with its task head, such as "LlamaForCausalLM"; empty if unknown."""
     intermediate_size: int = 0

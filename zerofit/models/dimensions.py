@@ -45,6 +45,14 @@ _UNLIMITED = ("t5", "mt5", "umt5", "longt5", "bloom", "mpt", "mamba", "mamba2", 
 """Families without a maximum length: relative positions, ALiBi or none."""
 
 
+_ROTARY = (*_GATED_FAMILIES, "falcon", "gpt_neox", "phi")
+_ROTARY_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
+"""Families, and keys of other families' configs, whose rotary positions are computed when they are needed.
+
+Not "rotary_dim": GPT-J and CodeGen look theirs up in a table. Source: their modeling files in transformers.
+"""
+
+
 class IncompleteConfigError(Exception):
     """A config.json leaves a dimension to transformers' default."""
 
@@ -72,6 +80,7 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
         hidden_size=hidden_size,
         vocab_size=_first(text, "vocab_size") or 0,
         max_sequence_length=max_sequence_length(text),
+        has_rotary_positions=text["model_type"] in _ROTARY or any(key in text for key in _ROTARY_KEYS),
         architecture=sizes.architecture,
         intermediate_size=_intermediate_size(text, hidden_size),
         num_attention_heads=num_heads,
@@ -105,10 +114,10 @@ def check_sequence_length(
     """Check that a model has positions for samples and targets of this length; None is not checked.
 
     Raises:
-        UserError: one is longer. Models without tokens ignore both.
+        UserError: one is longer. Models without tokens ignore both, and rotary positions go on.
     """
     most = facts.max_sequence_length
-    if most is None or not facts.vocab_size:
+    if most is None or not facts.vocab_size or facts.has_rotary_positions:
         return
     lengths = [("--seq-len", sequence_length)]
     if facts.num_decoder_layers:
@@ -122,6 +131,17 @@ def check_sequence_length(
                 why=f"it has {most} positions; beyond them it fails or trains nonsense",
                 fix=f"set {flag} to {most} or less",
             )
+
+
+def longer_note(facts: ModelFacts, sequence_length: int | None) -> str:
+    """Return what to know of samples that go beyond a model's rotary positions; empty if they don't."""
+    most = facts.max_sequence_length
+    if not facts.has_rotary_positions or most is None or (sequence_length or 0) <= most:
+        return ""
+    return (
+        f"samples of {sequence_length} tokens are longer than the {most} positions of {facts.name}: rotary "
+        "positions go on, and what the model learns there depends on its rope_parameters"
+    )
 
 
 def max_sequence_length(config: dict[str, Any]) -> int | None:

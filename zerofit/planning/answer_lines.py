@@ -229,6 +229,9 @@ def _files_line(judged: EstimatedStrategy, answer: Answer) -> str:
     sayers = f"as your files{name} and {', '.join(flags)} say" if flags else f"as your files say{name}"
     words = label(replace(judged.strategy, buckets=Buckets()), problem.topology)
     said = f"{sayers}: {words}, {_verdict(judged, problem)}"
+    if (fitting := answer.in_own_buckets) is not None:
+        size = format_bytes(judged.estimate.device.peak_bytes - fitting.estimate.device.peak_bytes)
+        said += f"; its buckets alone are too large, by {size}: those that `zerofit config` writes fit"
     if chosen is None:
         return said
     if replace(chosen.strategy, buckets=judged.strategy.buckets) == judged.strategy:

@@ -121,18 +121,21 @@ def why_it_loses(
     ratio = its.seconds / ours.seconds
     if ratio >= 2:
         return f"takes {ratio:.1f} times as long"
-    if ratio >= 1.005:
-        return f"{ratio - 1:.0%} slower"
+    percent = round(100 * (ratio - 1))
+    if percent > 0:
+        return f"{percent}% slower"
+    is_faster = percent < 0
+    less = f"{-percent}% less time" if is_faster else "as fast"
     if problem.is_close(loser.estimate) and not problem.is_close(chosen.estimate):
-        return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
-    if _may_not_fit_gpu(loser, problem) and not _may_not_fit_gpu(chosen, problem) and ratio <= 0.995:
-        return f"{1 - ratio:.0%} less time, but may not fit on the GPU"
+        return f"{less}, but may not fit"
+    if _may_not_fit_gpu(loser, problem) and not _may_not_fit_gpu(chosen, problem) and is_faster:
+        return f"{less}, but may not fit on the GPU"
     if tier_in(problem, loser.strategy) == OFFLOAD_TIER > tier_in(problem, chosen.strategy):
-        return f"{1 - ratio:.0%} less time by the estimate; offload comes after what fits on the GPUs"
+        return f"{less} by the estimate; offload comes after what fits on the GPUs"
     if tier_in(problem, loser.strategy) > tier_in(problem, chosen.strategy):
-        return f"{1 - ratio:.0%} less time, and changes what is computed"
+        return f"{less}, and changes what is computed"
     why = _why_second(loser.strategy, chosen.strategy, problem)
-    words = "no faster" if ratio > 0.995 else f"{1 - ratio:.0%} less time, within the estimate's error"
+    words = f"{less}, within the estimate's error" if is_faster else "no faster"
     return f"{words}, and {why}" if why else words
 
 

@@ -56,6 +56,8 @@ class Answer:
     DeepSpeed or FSDP itself."""
     as_files_say: EstimatedStrategy | None = None
     """The strategy of the configuration files, with the user's flags; None if they name none."""
+    in_own_buckets: EstimatedStrategy | None = None
+    """The files' strategy with zerofit's buckets, if it then fits; None if it does not, or fits as it is."""
     in_16_bits: EstimatedStrategy | None = None
     """The best in 16 bits, if the choice keeps the fp32 of a script that names no precision."""
     dropped: tuple[Dropped, ...] = ()
@@ -141,6 +143,7 @@ def solve(
     own, of_files = script_as_it_is(problem), files_as_they_say(problem)
     estimator = estimator_of(problem)
     as_it_is = None if own is None else estimator.estimate(own)
+    as_files_say = None if of_files is None else _unless_refused(estimator, of_files)
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None and (screen is None or screen.fit is Fit.TOO_LARGE):
         on_nothing_fits(problem, as_it_is)
@@ -155,7 +158,8 @@ def solve(
         found=found,
         screen=screen,
         as_it_is=as_it_is,
-        as_files_say=None if of_files is None else _unless_refused(estimator, of_files),
+        as_files_say=as_files_say,
+        in_own_buckets=_in_own_buckets(as_files_say, estimator),
         in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
         dropped=space.dropped,
@@ -164,6 +168,16 @@ def solve(
         cut_to=cut_to,
         layouts=layouts,
     )
+
+
+def _in_own_buckets(
+    judged: EstimatedStrategy | None, estimator: TrainingEstimator
+) -> EstimatedStrategy | None:
+    """Return a strategy that does not fit with zerofit's buckets; None if that does not make it fit."""
+    if judged is None or judged.fits or judged.strategy.buckets == Buckets():
+        return None
+    changed = _unless_refused(estimator, replace(judged.strategy, buckets=Buckets()))
+    return changed if changed is not None and changed.fits else None
 
 
 def _unless_refused(estimator: TrainingEstimator, strategy: Strategy) -> EstimatedStrategy | None:

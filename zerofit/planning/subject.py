@@ -14,7 +14,7 @@ from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.facts import Workload
 from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.supported import release_of
-from zerofit.models.dimensions import check_sequence_length
+from zerofit.models.dimensions import check_sequence_length, longer_note
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.planning.estimate.model_use import ModelUse, use_in_script, use_of_named
@@ -109,7 +109,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
             keeps_outputs=(options.loop or (Loop.TRAINER if is_trainer else None)) is not Loop.TRAINER,
         ),
         use=use_of_named(facts, loaded_in, makes_model_first=makes_model_first(read)),
-        notes=(*notes, *([note] if note else [])),
+        notes=tuple(line for line in (*notes, note, longer_note(facts, length)) if line),
         tracer=partial(_trace_named, source),
     )
 
@@ -162,14 +162,16 @@ def captured_subject(run: CapturedScript, *, engine: str = "") -> Subject:
 
 def subject_of_capture(capture: Capture) -> Subject:
     """Return what a capture shows, without the script, which could be read and traced."""
-    model = capture.model
+    model, samples = capture.model, samples_of(capture)
+    longer = "" if model.facts is None else longer_note(model.facts, samples.sequence_length)
     return Subject(
         said=script_of(capture.target),
         name=model.name,
         facts=model.facts,
         capture=capture,
-        samples=samples_of(capture),
+        samples=samples,
         use=use_in_script(capture),
+        notes=(longer,) if longer else (),
     )
 
 
