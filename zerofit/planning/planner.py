@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import TrainingEstimator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerofit.core.allocation_log import AllocationLog, Sharding, TraceRequest
     from zerofit.core.observer import Observer
@@ -112,10 +113,11 @@ class Planner:
             )
 
         in_stages = problem.topology.pipeline_parallel_size > 1
+        tracing = partial(TrainingEstimator, trace_ahead=self._trace_ahead)
         closed_forms = estimators(partial(ClosedFormEstimator, stands_in=not is_fast), self._closed_form)
         answer = solve(
             problem,
-            estimator_of=closed_forms if is_fast else estimators(TrainingEstimator, self._traced),
+            estimator_of=closed_forms if is_fast else estimators(tracing, self._traced),
             quick_estimator_of=None if is_fast or in_stages else closed_forms,
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             num_fastest=num_fastest,
@@ -162,6 +164,13 @@ class Planner:
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
                 self._traces[key] = self._trace(request, tell)
         return self._traces[key]
+
+    def _trace_ahead(self, requests: Sequence[TraceRequest]) -> None:
+        # Threads, as a notebook has them, are not in the forks that trace.
+        if self._subject.tracer_ahead is None or len(requests) < 2 or threading.active_count() > 1:
+            return
+        with self._observer.task(f"tracing {self._subject.name} in {len(requests)} ways"):
+            self._subject.tracer_ahead(requests)
 
 
 def _under_fsdp2(sharding: Sharding) -> str:

@@ -25,7 +25,7 @@ from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import script_of, script_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerofit.core.allocation_log import Trace, TraceRequest
     from zerofit.core.capture import Capture
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import Model, ScriptFacts
 
     Tracer = Callable[[TraceRequest, Callable[[str], None]], Trace]
+    TracerAhead = Callable[[Sequence[TraceRequest]], None]
 
 _NO_SAMPLES = Workload()
 _ANY_USE = ModelUse()
@@ -65,6 +66,8 @@ class Subject:
     """A summary of the capture, in lines; empty for a named model."""
     tracer: Tracer | None = field(default=None, compare=False, repr=False)
     """Returns the trace of a micro-batch; it tells its progress to a function. None if nothing can trace."""
+    tracer_ahead: TracerAhead | None = field(default=None, compare=False, repr=False)
+    """Makes traces that the tracer will be asked for, at one time; None if that is no faster."""
 
 
 def describe(options: ModelFlags, *, versions: Versions, script: str | None = None) -> Subject:
@@ -111,6 +114,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
         use=use_of_named(facts, loaded_in, makes_model_first=makes_model_first(read)),
         notes=tuple(line for line in (*notes, note, longer_note(facts, length)) if line),
         tracer=partial(_trace_named, source),
+        tracer_ahead=partial(_trace_named_ahead, source),
     )
 
 
@@ -136,6 +140,16 @@ def _trace_named(source: ModelSource, request: TraceRequest, on_progress: Callab
 
     folder = default_cache_folder(os.environ, Path.home())
     return trace_model(source, request, cache_folder=folder, on_progress=on_progress)
+
+
+def _trace_named_ahead(source: ModelSource, requests: Sequence[TraceRequest]) -> None:
+    """Write the traces of several micro-batches into the cache, if there is one."""
+    from zerofit.models.trace.ahead import trace_ahead
+    from zerofit.models.trace.cache import default_cache_folder
+
+    folder = default_cache_folder(os.environ, Path.home())
+    if folder is not None:
+        trace_ahead(source, requests, cache_folder=folder)
 
 
 def captured_subject(run: CapturedScript, *, engine: str = "") -> Subject:

@@ -42,7 +42,7 @@ from zerofit.planning.observed_runs import ObservedRuns
 from zerofit.planning.search import EngineRefusedError, EstimatedStrategy, Estimator, shortage_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from zerofit.core.allocation_log import AllocationLog, Trace
     from zerofit.core.estimates import StepTime
@@ -60,6 +60,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
 
     Args:
         trace: returns the model's allocation logs for a request; called once per request.
+        trace_ahead: is told what requests trace will be called with; None if it need not be.
         observed_runs: peaks and times of earlier runs like this one.
     """
 
@@ -70,8 +71,10 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         trace: Callable[[TraceRequest], Trace],
         rates: Rates,
         observed_runs: ObservedRuns | None = None,
+        trace_ahead: Callable[[Sequence[TraceRequest]], None] | None = None,
     ) -> None:
         self._problem = problem
+        self._trace_ahead = trace_ahead
         self._observed_runs = observed_runs or ObservedRuns(problem, ())
         self._observed: dict[Strategy, MemoryEstimate | None] = {}
         self._trace = trace
@@ -366,6 +369,12 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             use=problem.use,
             topology=problem.topology,
         )
+
+    def expect(self, strategies: Iterable[Strategy]) -> None:
+        """Say which strategies will be estimated, so that their traces can be made at one time."""
+        if self._trace_ahead is not None and self._problem.topology.pipeline_parallel_size == 1:
+            requests = dict.fromkeys(map(self._request, strategies))
+            self._trace_ahead([request for request in requests if request not in self._traces])
 
     def _log(self, strategy: Strategy, stage: int = -1) -> AllocationLog:
         request = self._request(strategy)

@@ -75,9 +75,9 @@ def _in_a_fork(answer: Callable[[str], dict[str, Any]], line: str) -> dict[str, 
     """Return the answer of a fork; of a second one if the first dies."""
     for _ in range(_ATTEMPTS):
         reader, writer = os.pipe()
-        if (fork := _fork()) == 0:
+        if (number := fork()) == 0:
             os.close(reader)
-            with _ending():
+            with ending():
                 gc.disable()  # a collection of FSDP2's cycles may end in a segmentation fault
                 if (torch := sys.modules.get("torch")) is not None:
                     torch.set_num_threads(1)  # the threads of a pool are not in the fork
@@ -87,14 +87,15 @@ def _in_a_fork(answer: Callable[[str], dict[str, Any]], line: str) -> dict[str, 
             said = told.readline()
         status = 0
         with contextlib.suppress(ChildProcessError):  # a script may ignore SIGCHLD
-            status = os.waitpid(fork, 0)[1]
+            status = os.waitpid(number, 0)[1]
         if said.endswith("\n"):
             found: dict[str, Any] = json.loads(said)
             return found
     return error_of(untraced(_how_ended(os.waitstatus_to_exitcode(status))))
 
 
-def _fork() -> int:
+def fork() -> int:
+    """Fork this process, without a warning of its threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # on threads, none of which is waited for
         return os.fork()
@@ -114,14 +115,19 @@ def _let_go_but(kept: set[int]) -> None:
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
-    """End this process afterwards, without the interpreter's last collection."""
+def ending(*, tells: bool = True) -> Iterator[None]:
+    """End this process afterwards, without the interpreter's last collection.
+
+    Args:
+        tells: whether what is raised is printed.
+    """
     code = 1
     try:
         yield
         code = 0
     except BaseException:
-        traceback.print_exc()
+        if tells:
+            traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -151,11 +157,11 @@ class Forks:
 
     def __init__(self, answer: Callable[[str], dict[str, Any]]) -> None:
         (reader, to_fork), (from_fork, writer) = os.pipe(), os.pipe()
-        self._fork = _fork()
+        self._fork = fork()
         if self._fork == 0:
             _let_go_but({0, 1, 2, reader, writer})
             with (
-                _ending(),
+                ending(),
                 open(reader, encoding="utf-8") as asked,
                 open(writer, "w", encoding="utf-8") as told,
             ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import traceback
 import warnings
 from contextlib import contextmanager
@@ -47,6 +48,15 @@ _STARTS = (2, 4, 8, 16, 32)
 """Sizes from which a log is assumed to be affine and tested; smaller sizes get separate logs."""
 
 
+_traced_in: set[int] = set()
+"""Processes that have traced."""
+
+
+def has_traced() -> bool:
+    """Return True if this process, rather than one that it is a fork of, has run a model."""
+    return os.getpid() in _traced_in
+
+
 def trace_model(
     source: ModelSource,
     request: TraceRequest,
@@ -68,7 +78,7 @@ def trace_model(
         UserError: the model can't run on such tensors, or not with this request.
     """
     check_sequence_length(source.facts, request.sequence_length, request.target_length)
-    path = None if cache_folder is None else cache_folder / f"{key_of(source, request)}.trace"
+    path = None if cache_folder is None else cached_at(cache_folder, source, request)
     trace = read_trace(path, request) if path else None
     if trace is None:
         if request.sharding is None:
@@ -78,6 +88,11 @@ def trace_model(
         if path:
             write_trace(path, trace)
     return trace
+
+
+def cached_at(cache_folder: Path, source: ModelSource, request: TraceRequest) -> Path:
+    """Return the file of a trace in a folder of traces."""
+    return cache_folder / f"{key_of(source, request)}.trace"
 
 
 def trace_here(
@@ -140,6 +155,7 @@ def trace_made(
         UserError: the model can't run on fake tensors, or not with this request. Errors of zerofit's own
             code are passed on unchanged.
     """
+    _traced_in.add(os.getpid())
     requested = replace(request, attention=request.attention or attention)
     with as_rank_0(request) as mesh, on_fake_tensors(name, requested):
         model = make_model()
