@@ -12,6 +12,7 @@ from planning_problems import (
     RATES,
     VERSIONS,
     closed_forms,
+    made_trace,
     model,
     problem,
     replays,
@@ -41,6 +42,7 @@ from zerofit.core.strategy import (
 )
 from zerofit.models.trace.entry import trace_config
 from zerofit.planning.candidates import candidates
+from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.engine_order import allows_fsdp2, first_engine
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.options import MemoryLimits
@@ -162,6 +164,27 @@ def test_a_4_bit_base_that_no_gpu_holds_whole_is_sharded_by_fsdp2_alone(num_gpus
     answer = _searched(asked)
     assert not answer.fits
     assert "fsdp2-unties-weights" in _rules(answer)  # it was traced, since nothing else can fit
+
+
+def test_a_change_that_helps_fsdp2_alone_is_suggested() -> None:
+    large, spec = 34_000_000_000, spec_of(lora=Lora(), quantization=Quantization.NF4)
+    facts = model(
+        num_parameters=large,
+        num_trainable_parameters=large,
+        num_layers=12,
+        hidden_size=8192,
+        intermediate_size=104_000,
+    )
+    asked = problem(num_gpus=2, memory_gib=18, host_gib=32, facts=facts, global_batch_size=2, spec=spec)
+    answer = solve(asked, estimator_of=_standing_in, quick_estimator_of=_standing_in)
+    assert not answer.fits
+    [more] = [found for found in answer.suggestions if found.change == "64.0 GiB of host memory on each node"]
+    assert (more.best.strategy.engine, more.best.strategy.param_offload) == (Engine.FSDP2, OffloadDevice.CPU)
+
+
+def _standing_in(asked: Problem) -> ClosedFormEstimator:
+    """Return an estimator that counts FSDP2 by closed forms of ZeRO-3."""
+    return ClosedFormEstimator(asked, stands_in=True, trace=made_trace(asked.model), rates=RATES)
 
 
 def test_an_engine_that_was_named_and_refuses_the_model_is_an_error_with_its_reason() -> None:

@@ -147,10 +147,11 @@ def solve(
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None and (screen is None or screen.fit is Fit.TOO_LARGE):
         on_nothing_fits(problem, as_it_is)
+        best = partial(best_of, with_fsdp2=any(map(is_fsdp2, space.strategies)))
         helps = suggestions(
             problem,
-            solve=lambda changed, quick: best_of(changed, estimator_of, alike=quick),
-            presolve=presolve,
+            solve=lambda changed, quick: best(changed, estimator_of, alike=quick),
+            presolve=quick_estimator_of and (lambda changed: best(changed, quick_estimator_of)),
             gpus=gpus,
         )
     return Answer(
@@ -252,15 +253,21 @@ def _in_16_bits(
 
 
 def best_of(
-    problem: Problem, estimator_of: EstimatorOf, *, alike: EstimatedStrategy | None = None
+    problem: Problem,
+    estimator_of: EstimatorOf,
+    *,
+    alike: EstimatedStrategy | None = None,
+    with_fsdp2: bool = False,
 ) -> EstimatedStrategy | None:
     """Return the strategy that would be chosen; None if nothing fits.
 
     Args:
         alike: the choice by closed forms. Strategies of its placement and trace are tried first, and the
             others, which need more traces, only if none of those fits.
+        with_fsdp2: True to consider FSDP2, where it may shard, even if nobody named it.
     """
-    strategies, estimator = candidates(problem).strategies, estimator_of(problem)
+    considered = candidates(problem, with_fsdp2=True if with_fsdp2 and allows_fsdp2(problem) else None)
+    strategies, estimator = considered.strategies, estimator_of(problem)
     if alike is not None:
         likely = [
             strategy for strategy in strategies if _traced_alike(strategy) == _traced_alike(alike.strategy)

@@ -204,12 +204,18 @@ def test_accumulation_keeps_whole_gradients_on_the_host_at_stage_2() -> None:
     assert more - once == 2 * _NUM_ELEMENTS
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_4_bit_weights_are_packed_on_each_rank_as_they_are_loaded_and_never_cast(stage: int) -> None:
+    setup = replace(setup_of(_LOG, stage, ranks=4), log=_with_packed(_FROZEN))
+    packed = sum(one.num_elements for one in setup.log.parameters if one.is_packed) / _NUM_ELEMENTS
+    for phase in (RunPhase.LOAD, RunPhase.INITIALISE):
+        assert _held(setup, phase, dtype="bfloat16") == {"checkpoint": 2, "weights": 4 * packed}
+
+
 def test_packed_weights_do_not_set_the_format_of_what_trains() -> None:
-    packed = (replace(one, bytes_per_element=1, is_packed=True) for one in _FROZEN.parameters[1:])
-    log = replace(_FROZEN, parameters=(*_FROZEN.parameters[:1], *packed))
     sixteen_bit, four_bit = (
         _tensors(replace(setup_of(_LOG, 2, offload="o", ranks=4), log=one), RunPhase.STEP)
-        for one in (_FROZEN, log)
+        for one in (_FROZEN, _with_packed(_FROZEN))
     )
     assert four_bit == sixteen_bit
 
@@ -236,6 +242,12 @@ def test_nvme_takes_what_the_host_would() -> None:
 _FROZEN = replace(
     _LOG, parameters=(*_LOG.parameters[:1], *(replace(one, trains=False) for one in _LOG.parameters[1:]))
 )
+
+
+def _with_packed(log: AllocationLog) -> AllocationLog:
+    """Return a log all of whose parameters but the first are in 4 bits."""
+    packed = (replace(one, bytes_per_element=1, is_packed=True) for one in log.parameters[1:])
+    return replace(log, parameters=(*log.parameters[:1], *packed))
 
 
 def _with_lora(setup: Setup) -> Setup:

@@ -215,9 +215,11 @@ class HostRank:
         """Return the bytes per element of a weight on the host before the engine is made.
 
         DeepSpeed casts the weights; without it the script loads them in the dtype of the forward pass.
-        Under FSDP2 accelerate casts those that train to fp32 before it shards them.
+        Under FSDP2 accelerate casts those that train to fp32 before it shards them. 4-bit weights are packed
+        while they are loaded, and nobody casts them.
         """
-        return self._loaded if self._is_deepspeed else self._made[number]
+        is_cast = self._is_deepspeed and not self._setup.log.parameters[number].is_packed
+        return self._loaded if is_cast else self._made[number]
 
     def _close_checkpoint(self) -> None:
         for block in self._checkpoint:
