@@ -10,7 +10,8 @@ from tools.readability import documents, readability, sentences, syllables
 
 def test_code_is_a_word_and_blocks_tables_and_pictures_are_none() -> None:
     text = (
-        "# Head\n\nRun `zerofit plan --gpus A`. See [the page](a.md): it helps.\n\n- One more. Two\n  more.\n\n"
+        "# Head\n\nRun `zerofit plan --gpus A`. See [the page](a.md): it helps.\n\n"
+        "- One more. Two\n  more.\n\n"
         "| a | table |\n\n```sh\nnot read\n```\n\n![a picture](b.png)\n"
     )
     assert [part.split() for part in sentences(text)] == [

@@ -24,8 +24,9 @@ def test_the_picture_has_the_figures_of_the_first_answer() -> None:
     assert f"the card: {answer.partition(' of ')[2].partition(',')[0]}" in _WORDS
 
 
-def test_the_alternative_text_has_each_figure_of_the_picture() -> None:
-    (text,) = re.findall(rf"!\[(.*?)\]\({PICTURE}\)", _README)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_alternative_text_has_each_figure_of_the_picture(page: str) -> None:
+    (text,) = re.findall(rf"!\[(.*?)\]\((?:docs/)?{PICTURE.name}\)", (ROOT / page).read_text("utf-8"))
     shown = [word for word in _WORDS if _NUMBER.fullmatch(word)]
     assert len(shown) > 4
     assert [figure for figure in shown if figure not in text] == []
