@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from commands import ROOT
 
@@ -42,3 +44,13 @@ def test_readme_and_pages_are_plain_english() -> None:
     found = readability("\n\n".join(path.read_text("utf-8") for path in documents(ROOT)))
     assert found.reading_ease > 70
     assert found.words_per_sentence < 12
+
+
+def test_a_page_has_600_words_of_text_on_average() -> None:
+    navigation = (
+        (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2].partition("\n  - Project:")[0]
+    )
+    names = [name for name in re.findall(r"[\w/-]+\.md", navigation) if "/" not in name]
+    words = [readability((ROOT / "docs" / name).read_text("utf-8")).num_words for name in names]
+    assert len(words) == 26
+    assert sum(words) / len(words) < 600
