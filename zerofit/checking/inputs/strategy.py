@@ -118,13 +118,16 @@ def _as_launched(script: ScriptFacts) -> ScriptFacts:
     return replace(script, calls=calls)
 
 
-def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets) -> Situation:
+def situation_of_launch(
+    plan: Plan, *, machine: Machine | None, targets: Targets, said: Overrides = _NOTHING
+) -> Situation:
     """Return the situation of a plan that trains a script.
 
     Args:
         plan: the plan.
         machine: the node that runs it.
         targets: the script and its arguments; for a module instead of a script its facts are unknown.
+        said: what the user set.
     """
     scripts, _ = read_scripts(targets)  # Python itself reports a script that it can't parse
     script = scripts[0] if scripts else None
@@ -138,6 +141,7 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         own_optimizer=optimizer_of(None, trainer, script),
         typed=plan.typed_fields,
         script=script,
+        said=said,
     )
     return replace(
         situation,
