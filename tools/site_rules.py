@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ _LANGUAGES = {
     SCRIPT_FILE: "python",
     SHELL_FILE: "sh",
 }
+_OPENING = re.compile(rf"^```(?:{'|'.join(sorted(set(_LANGUAGES.values())))})$", re.MULTILINE)
 _CALLS = {
     Route.ACCELERATE: "Accelerator()",
     Route.TRAINER: "Trainer()",
@@ -49,8 +51,13 @@ _CALLS = {
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the whole reference in place of the index that is in git."""
-    return rules_reference(ALL_RULES, EXAMPLES) if page.file.src_uri == "reference/rules.md" else markdown
+    """Return the whole reference in place of the index that is in git, without colours.
+
+    A thousand blocks in colour are 2 MB of marks more, which a browser takes long to show.
+    """
+    if page.file.src_uri != "reference/rules.md":
+        return markdown
+    return _OPENING.sub("```text", rules_reference(ALL_RULES, EXAMPLES))
 
 
 def rules_reference(rules: Sequence[Rule], examples: Mapping[str, Examples]) -> str:

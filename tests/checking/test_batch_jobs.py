@@ -116,6 +116,42 @@ def test_counts_of_header_and_line_contradict(text: str, expected: str) -> None:
     assert told.split(": ", 1)[1] == expected
 
 
+_FIXES = [
+    (
+        "#SBATCH -N2\n#SBATCH --ntasks=16\n#SBATCH --gres=gpu:8\n"
+        "srun torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d a.py\n",
+        "write --ntasks-per-node=1 in place of --ntasks=16: torchrun starts the ranks of its node",
+    ),
+    (
+        "#SBATCH --ntasks-per-node=4\n#SBATCH --gres=gpu:4\nsrun torchrun --nproc_per_node 8 a.py\n",
+        "write --ntasks-per-node=1: torchrun starts the ranks of its node; write --nproc_per_node 4, or ask "
+        "for 8 GPUs a node",
+    ),
+    (
+        "#SBATCH -N2\n#SBATCH --ntasks=2\n#SBATCH --ntasks-per-node=8\n"
+        "srun torchrun --nnodes 2 --rdzv_backend c10d a.py\n",
+        "write --ntasks-per-node=1 in place of --ntasks=2: torchrun starts the ranks of its node",
+    ),
+    (
+        "#SBATCH -N2\n#SBATCH --ntasks=1\nsrun torchrun --nnodes 2 --rdzv_backend c10d a.py\n",
+        "write --ntasks-per-node=1 in place of --ntasks=1: torchrun starts the ranks of its node",
+    ),
+    ("#SBATCH -N2\n#SBATCH -n2\n#SBATCH --ntasks-per-node=4\nsrun a\n", "leave -n2 out, or write --ntasks=8"),
+    (
+        "#SBATCH --gres=gpu:4\naccelerate launch --num_machines 1 --num_processes=8 a.py\n",
+        "write --num_processes=4, or ask for 8 GPUs a node",
+    ),
+    ("#SBATCH --nodes=2\nsrun torchrun --nnodes 4 a.py\n", "write --nnodes 2, or #SBATCH --nodes=4"),
+]
+
+
+@pytest.mark.parametrize(("text", "fix"), _FIXES)
+def test_a_fix_names_the_numbers_to_write(text: str, fix: str) -> None:
+    Path("job.sbatch").write_text(f"#!/bin/bash\n{text}")
+    (finding,) = check("job.sbatch").findings
+    assert finding.fix == fix
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -373,3 +373,26 @@ def test_a_failed_capture_says_what_this_verb_can_do_without(
     assert done.returncode == exit_code, done.stderr
     assert fix in done.stderr
     assert "--model" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "longer"),
+    [
+        (
+            ("plan", "--gpus", "1xT4", "--capture-limit", "1", "slow.py", "--epochs", "3"),
+            "zerofit plan --gpus 1xT4 --capture-limit 4 slow.py --epochs 3",
+        ),
+        (
+            ("check", "--capture-limit", "1", "--capture", "slow.py", "a"),
+            "zerofit check --capture --capture-limit 4 slow.py a",
+        ),
+        (("data", "--capture-limit", "1", "slow.py"), "zerofit data --capture-limit 4 slow.py"),
+    ],
+)
+def test_a_capture_that_is_too_slow_names_the_whole_command_with_more_time(
+    run_zerofit: RunZerofit, folder: Path, words: tuple[str, ...], longer: str
+) -> None:
+    (folder / "slow.py").write_text("import time\n\ntime.sleep(60)\n")
+    text = run_zerofit(*words, cwd=folder).stderr
+    assert "  found: after 1 s it was still running, and had printed nothing\n" in text
+    assert f"  fix:   allow more time: `{longer}`; or " in text

@@ -296,3 +296,80 @@ def test_a_file_that_names_no_precision_means_fp32_as_for_accelerate(
         run_zerofit, tmp_path, "--from", "acc.yaml", "--mixed-precision", "bf16", "--output-dir", "own"
     )
     assert "--mixed_precision bf16 " in (tmp_path / "own" / "launch.sh").read_text()
+
+
+_DEEPSPEED = {
+    "fp16": {"enabled": True, "loss_scale_window": 500, "hysteresis": 2},
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 8,
+    "train_batch_size": 64,
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+def test_an_imported_file_keeps_its_batch_and_each_value_names_its_line(
+    run_zerofit: RunZerofit, tmp_path: Path, engine: str
+) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(_DEEPSPEED, indent=1))
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--engine", engine, "--output-dir", "out")
+    said = " ".join(run.stderr.replace("zerofit:", "").split())
+    assert run.returncode == 0, said
+    arguments = json.loads((tmp_path / "out" / "training_args.json").read_text())
+    assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 8)
+    assert "; not used: fp16.loss_scale_window " in f"{said} "
+    lines = {
+        "optimizer_offload cpu": 13,
+        "param_offload cpu": 16,
+        "micro_batch_size 4": 7,
+        "precision fp16": 3,
+    }
+    assert [
+        name for name, line in lines.items() if f"{name}: ds.json:{line} says so (file)" not in said
+    ] == []
+    left_out = "train_batch_size=64 (ds.json:9) is left out: micro-batch x accumulation x ranks decide it, "
+    assert f"{left_out}4 x 8 x 1 rank = 32" in said
+    if engine == "deepspeed":
+        assert (
+            json.loads((tmp_path / "out" / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"]
+            == 4
+        )
+
+
+def test_a_global_batch_in_an_imported_file_gives_what_the_file_leaves_open(
+    run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    parts = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+    (tmp_path / "ds.json").write_text(json.dumps(parts))
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--num-processes", "8", "--output-dir", "out")
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "out" / "ds_config.json").read_text())["gradient_accumulation_steps"] == 2
+    assert "is left out" not in run.stderr
+
+
+def test_an_imported_file_is_checked_and_its_lines_are_named(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    section = {"stage": 2, "offload_param": {"device": "cpu"}, "overlap_com": True}
+    text = json.dumps({"zero_optimization": section, "train_micro_batch_size_per_gpu": 1}, indent=1)
+    (tmp_path / "ds.json").write_text(text)
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--output-dir", "out")
+    assert (run.returncode, (tmp_path / "out").exists()) == (2, False)
+    assert "offload_param.device=cpu with zero_optimization.stage=2   (ds.json:5)\n" in run.stderr
+    assert "  found: zero_optimization.overlap_com=true   (ds.json:7)\n" in run.stderr
+
+
+def test_what_a_file_says_is_named_by_its_line_beside_a_flag_that_does_not_fit(
+    run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    section = {"stage": 3, "offload_param": {"device": "cpu"}}
+    text = json.dumps({"zero_optimization": section, "train_micro_batch_size_per_gpu": 1}, indent=1)
+    (tmp_path / "ds.json").write_text(text)
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--zero-stage", "2", "--output-dir", "out")
+    assert run.returncode == 2
+    found = "zero_optimization.offload_param.device=cpu with --zero-stage 2   (ds.json:5)"
+    assert (
+        f"error[param-offload-needs-zero3]: parameter offload needs ZeRO-3\n  found: {found}\n" in run.stderr
+    )

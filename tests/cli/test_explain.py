@@ -233,3 +233,41 @@ def test_a_run_of_one_rank_has_lost_no_other(tmp_path: Path, line: str) -> None:
         causes[world_size] = found.failure
     assert causes[1].cause == f"the script raised {line.partition(':')[0].rpartition('.')[2]}"
     assert causes[2].role is Role.CASCADE
+
+
+def test_each_line_of_an_explanation_fits_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.2 GiB is free."
+    frame = '  File "/home/me/a/folder/with/quite/a/long/name/train.py", line 8, in step\n'
+    (tmp_path / "a.log").write_text(
+        f"Traceback (most recent call last):\n{frame}    loss.backward()\n"
+        f"torch.OutOfMemoryError: CUDA out of memory. {long}\n"
+    )
+    printed = _explain(str(tmp_path / "a.log")).stdout
+    lines = printed.splitlines()
+    assert [line for line in lines if len(line) > 80 and len(max(line.split(), key=len)) < 60] == []
+    assert long in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "says"),
+    [
+        (
+            "in __getitem__",
+            "return self.rows[i]['text']",
+            "print the sample's keys in front of /me/data.py:8",
+        ),
+        ("in __iter__", "yield row['text']", "print the sample's keys in front of /me/data.py:8"),
+        ("in tokenize", "return tokenizer(rows['text'])", "print(dataset.column_names)"),
+    ],
+)
+def test_column_names_are_offered_of_the_librarys_data_sets_alone(place: str, code: str, says: str) -> None:
+    log = (
+        f'Traceback (most recent call last):\n  File "/me/data.py", line 8, {place}\n'
+        f"    {code}\nKeyError: 'text'\n"
+    )
+    (fix,) = [line for line in _explain("-", stdin=log).stdout.splitlines() if line.startswith("next:")]
+    assert says in fix
+    assert ("column_names" in fix) is ("tokenize" in place)

@@ -357,3 +357,16 @@ def test_file_is_refused(run_zerofit: RunZerofit, folder: Path, text: str | None
         (folder / "acc.yaml").write_text(text)
     run = run_zerofit("launch", "--cpu", "--config_file", "acc.yaml", "train.py", cwd=folder)
     assert (run.returncode, run.stderr) == (2, message)
+
+
+def test_a_launch_names_what_a_file_says_by_its_line(run_zerofit: RunZerofit, folder: Path) -> None:
+    (folder / "ds.json").write_text(
+        '{"zero_optimization": {\n"stage": 2,\n"offload_param": {"device": "cpu"}}}'
+    )
+    words = ("--cpu", "--no-capture", "--dry-run", "--deepspeed-config-file", "ds.json", "train.py")
+    run = run_zerofit("launch", *words, cwd=folder)
+    assert run.returncode == 2
+    found = "zero_optimization.offload_param.device=cpu with zero_optimization.stage=2   (ds.json:3)"
+    assert (
+        f"error[param-offload-needs-zero3]: parameter offload needs ZeRO-3\n  found: {found}\n" in run.stderr
+    )

@@ -229,6 +229,7 @@ def test_the_cause_is_the_rank_that_is_out_of_step(log: str, rank: int, sentence
     found = explain_bytes(io.BytesIO(log.encode()), "log")
     assert found.cause is not None
     assert (found.cause.failure.id, found.cause.at.rank) == ("nccl-timeout", rank)
+    assert found.cause.confidence == "medium"
     assert f"[rank{rank}]" not in found.cause.at.text
     assert f"Rank {rank}]" in found.cause.at.text
     assert found.cause.failure.why == sentence
@@ -250,7 +251,7 @@ def test_no_rank_is_the_cause_where_none_is_out_of_step(log: str) -> None:
     found = explain_bytes(io.BytesIO(log.encode()), "log")
     assert found.cause is not None
     assert found.cause.failure == failures()["nccl-timeout"]
-    assert found.cause.at.line == 1
+    assert (found.cause.at.line, found.cause.confidence) == (1, "low")
 
 
 def test_another_root_cause_comes_before_a_rank_out_of_step() -> None:

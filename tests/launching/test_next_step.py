@@ -177,9 +177,6 @@ def test_a_killed_run_names_the_command_that_starts_it_again(
     [
         "slurmstepd: error: *** JOB 71 ON n1 CANCELLED AT 2026-10-01T08:00:14 DUE TO TIME LIMIT ***\n",
         "slurmstepd: error: *** STEP 71.0 ON n1 CANCELLED AT 2026-10-01T08:00:14 DUE TO TIME LIMIT ***\n",
-        "=>> PBS: job killed: walltime 3601 exceeded limit 3600\n",
-        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n",
-        "step 9\nJob was active longer than specified deadline: DeadlineExceeded\n",
     ],
 )
 def test_the_hint_of_a_time_limit_ends_no_job_early(log: str) -> None:
@@ -187,6 +184,24 @@ def test_the_hint_of_a_time_limit_ends_no_job_early(log: str) -> None:
     fix = _row(log, "next")
     assert "zerofit submit" in fix
     assert "trap" in fix
+
+
+@pytest.mark.parametrize(
+    ("log", "option"),
+    [
+        ("=>> PBS: job killed: walltime 3601 exceeded limit 3600\n", "qsub -l walltime=HH:MM:SS"),
+        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n", "bsub -W HH:MM"),
+        (
+            "step 9\nJob was active longer than specified deadline: DeadlineExceeded\n",
+            "activeDeadlineSeconds",
+        ),
+    ],
+)
+def test_the_hint_of_a_time_limit_is_that_of_its_scheduler(log: str, option: str) -> None:
+    assert "[time-limit, confidence high]" in _text(log)
+    fix = _row(log, "next")
+    assert option in fix
+    assert [word for word in ("sbatch", "srun", "--signal", "slurm") if word in fix] == []
 
 
 def test_no_hint_names_a_signal_without_its_trap() -> None:

@@ -463,6 +463,7 @@ def test_where_nothing_fits_free_changes_come_first_as_commands_to_paste() -> No
 
 def test_changes_that_only_help_together_are_one_command_without_a_flag_twice() -> None:
     flags = {"sequence_length": "--seq-len 32768", "allow": "--allow freeze", "gpus": "--gpus 1xL4"}
+    flags |= {"plot": "--plot plan.png", "html": "--html plan.html"}  # which are there now
     typed = TypedLine(
         verb=("zerofit", "plan"),
         flags=tuple(TypedFlag(name=name, words=tuple(words.split())) for name, words in flags.items()),

@@ -143,7 +143,8 @@ def test_what_takes_no_time_runs(place: Path, text: str) -> None:
     "verb",
     [
         pytest.param("launch --cpu", id="launch"),
-        pytest.param("plan --gpus", id="plan of a script", marks=pytest.mark.slow),
+        pytest.param("plan --gpus 1xRTX4090 examples", id="plan of a script", marks=pytest.mark.slow),
+        pytest.param("plan --gpus 1xRTX4090 --model", id="plan of a model", marks=pytest.mark.slow),
     ],
 )
 def test_readme_shows_lines_as_they_are_printed(run_zerofit: RunZerofit, place: Path, verb: str) -> None:
@@ -151,7 +152,7 @@ def test_readme_shows_lines_as_they_are_printed(run_zerofit: RunZerofit, place: 
     (session,) = (one for one in sessions if one.text.startswith(f"$ zerofit {verb}"))
     (command,) = session.commands()
     output = session.text.replace("\\\n", "").partition("\n")[2]
-    columns = "80" if verb.endswith("gpus") else "120"
+    columns = "80" if verb.endswith("examples") else "120"
     ran = run_zerofit(*shlex.split(command)[1:], cwd=place, environment={"COLUMNS": columns})
     printed = (ran.stdout + ran.stderr).splitlines()
     assert [line for line in output.splitlines() if line not in printed] == []

@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[2]
 _FIVE_MINUTES = 5 * 250
 """Words. ASSUMPTION: 250 a minute; code and the rendered reference are looked up, not read."""
 
+_LARGEST_PAGE_BYTES = 1_200_000
+"""What a browser shows within seconds on a slow machine. ASSUMPTION."""
+
 
 def test_the_site_builds_without_a_warning_and_shows_each_page(tmp_path: Path) -> None:
     ran = subprocess.run(
@@ -29,6 +32,8 @@ def test_the_site_builds_without_a_warning_and_shows_each_page(tmp_path: Path) -
     home = (tmp_path / "index.html").read_text("utf-8")
     assert "Out of GPU memory?" in home
     assert (tmp_path / "search" / "search_index.json").is_file()
+    sizes = {str(page.relative_to(tmp_path)): page.stat().st_size for page in tmp_path.rglob("*.html")}
+    assert {name: size for name, size in sizes.items() if size > _LARGEST_PAGE_BYTES} == {}
 
 
 def test_each_page_reads_in_five_minutes() -> None:

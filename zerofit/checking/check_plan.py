@@ -10,15 +10,23 @@ from zerofit.checking.inputs.strategy import situation_of_launch
 from zerofit.checking.script_files import script_file
 from zerofit.checking.targets import Targets
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.overrides import Overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zerofit.core.plan import Plan
 
+_NOTHING = Overrides()
+
 
 def check_plan(
-    plan: Plan, *, script: str | None, arguments: Sequence[str], say: Callable[[str], object]
+    plan: Plan,
+    *,
+    script: str | None,
+    arguments: Sequence[str],
+    say: Callable[[str], object],
+    said: Overrides = _NOTHING,
 ) -> None:
     """Check that no compatibility rule forbids a run of a script under a plan.
 
@@ -27,6 +35,7 @@ def check_plan(
         script: path of the script; None for a module, whose source is not read.
         arguments: the script's own.
         say: prints a finding that does not end the run.
+        said: what the user set; findings name what is from a file by its line.
 
     Raises:
         ExceptionGroup: of one UserError for each finding that is an error.
@@ -38,7 +47,7 @@ def check_plan(
         are_all_arguments=True,
         schemas=load_schemas(plan.versions),
     )
-    situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
+    situation = situation_of_launch(plan, machine=plan.machine, targets=targets, said=said)
     if plan.capture is not None:
         situation = with_capture(situation, plan.capture, is_launched=True)
     stop_at_errors(situation, no_check=not plan.is_checked, say=say)

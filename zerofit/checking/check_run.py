@@ -143,7 +143,20 @@ def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str],
     Raises:
         ExceptionGroup: of one UserError for each finding that is an error.
     """
-    verdict = check_rules(situation, rules=ALL_RULES)
+    stop_at_findings(check_rules(situation, rules=ALL_RULES), no_check=no_check, say=say)
+
+
+def stop_at_findings(verdict: Verdict, *, no_check: bool, say: Callable[[str], object]) -> None:
+    """Tell what rules found.
+
+    Args:
+        verdict: the results of rules.
+        no_check: continue despite errors.
+        say: prints a finding; receives warnings, and errors if `no_check`.
+
+    Raises:
+        ExceptionGroup: of one UserError for each finding that is an error.
+    """
     errors, warnings = verdict.of(Severity.ERROR), verdict.of(Severity.WARNING)
     for finding in warnings + (errors if no_check else ()):
         say(finding.as_text())

@@ -13,7 +13,7 @@ from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_file, complete_gpus
 from zerofit.cli.output.console import Console, echo, for_terminal
-from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word
+from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word, typed_line
 from zerofit.cli.shared_options import capture_limit_option, json_option
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
@@ -173,7 +173,8 @@ def _capture(targets: Targets, *, limit_s: float) -> Capture:
 
     (target,) = targets.script_targets
     without = "leave out --capture, to read only the source"
-    with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
+    retry = typed_line().with_capture_limit
+    with captured(target, limit_s=limit_s, instead=without, retry=retry, observer=Console()) as run:
         echo(for_terminal("\n".join(capture_lines(run.capture, is_cached=run.is_cached))), err=True)
         return run.capture
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.checking.check_run import stop_at_errors
+from zerofit.checking.check_run import check, stop_at_errors, stop_at_findings
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.cli.completion import complete_file
 from zerofit.cli.help_groups import GroupedVerb
@@ -32,6 +32,7 @@ from zerofit.configs.write.write_files import write_files
 from zerofit.core.command import Launcher
 from zerofit.core.overrides import FLAGS
 from zerofit.core.plan import plan_lines
+from zerofit.core.setting import Place, Said
 from zerofit.core.strategy import Engine, Precision
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.port import DEFAULT_PORT
@@ -92,10 +93,15 @@ def config(
         observer=console,
         **settings_from(flags),
     )
+    if source is not None:
+        report = check(source, num_processes=spec.overrides.get("world_size"), on_cpu=spec.on_cpu)
+        stop_at_findings(report.verdict, no_check=no_check, say=console.show)
     by_script = () if spec.files is None else spec.files.by_script
     if spec.files is not None and not spec.overrides.has("precision"):
         # as accelerate and DeepSpeed take such a file
-        spec = spec.setting(f"{source}, which names no precision,", precision=Precision.FP32)
+        place = Place(file=f"{source}, which names no precision,", line=0)
+        precision = Said(value=Precision.FP32, text="mixed_precision=no", place=place)
+        spec = spec.setting(precision=precision)
     if by_script and not auto:
         console.say(f'{", ".join(by_script)} of {source}: "auto" stays')
     plan = _plan(spec, console)
@@ -105,6 +111,7 @@ def config(
         versions=plan.versions,
         launcher=Launcher.ACCELERATE,
         typed=plan.typed_fields,
+        said=spec.overrides,
     )
     stop_at_errors(situation, no_check=no_check, say=console.show)
     plan = plan if auto else with_explicit_numbers(plan, but_for=by_script)
@@ -113,7 +120,7 @@ def config(
         show_files(files)
         return 0
     write_files(files, force=force)
-    for line in (*plan_lines(plan), *_left_out(plan), *_needed_by_groups(plan)):
+    for line in (*plan_lines(plan), *_other_batch(spec, plan), *_left_out(plan), *_needed_by_groups(plan)):
         console.say(line)
     for path in files:
         echo(str(path))
@@ -175,6 +182,17 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     if deepspeed:
         files[deepspeed] = deepspeed_json(strategy, trains=plan.trains, topology=plan.topology)
     return files
+
+
+def _other_batch(spec: RunSpec, plan: Plan) -> list[str]:
+    """Return a line if the imported file names another global batch than the files that are written."""
+    said = None if spec.files is None else spec.files.batch.get("global_batch_size")
+    strategy, ranks = plan.strategy, plan.topology.data_parallel_size
+    size, steps = strategy.micro_batch_size, strategy.gradient_accumulation_steps
+    if said is None or size is None or said.value == (made := size * (steps or 1) * ranks):
+        return []
+    parts = f"{size} x {steps or 1} x {ranks} rank{'s' * (ranks > 1)} = {made}"
+    return [f"{said.text} ({said.where}) is left out: micro-batch x accumulation x ranks decide it, {parts}"]
 
 
 _IN_NO_FILE = ("freeze", "lora", "quantization", "attention")

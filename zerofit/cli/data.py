@@ -16,7 +16,7 @@ from zerofit.cli.draw_plot import check_can_plot
 from zerofit.cli.output.console import Console, echo, terminal_width
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
-from zerofit.cli.parameters import CONTEXT, POSITIVE, TASK, Parsed, Verb, Word, number_option
+from zerofit.cli.parameters import CONTEXT, POSITIVE, TASK, Parsed, Verb, Word, number_option, typed_line
 from zerofit.cli.shared_options import capture_limit_option
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
@@ -201,7 +201,8 @@ def _of_script(
         )
     command = script_target(target[0], target[1:], module=module)
     check_script(command)
-    with captured(command, limit_s=limit_s, instead=_INSTEAD, observer=Console()) as script:
+    retry = typed_line().with_capture_limit
+    with captured(command, limit_s=limit_s, instead=_INSTEAD, retry=retry, observer=Console()) as script:
         capture = script.capture
     lengths = capture.lengths
     if lengths is None or not lengths.counts:

@@ -222,6 +222,10 @@ def typed_line() -> TypedLine:
             flags.append(TypedFlag(name=option.name, words=(spelling,)))
         for value in () if option.is_flag else given if option.multiple else (given,):
             flags.append(TypedFlag(name=option.name, words=(option.opts[0], value)))
+    if not script:
+        arguments = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]
+        words_of = [ctx.params.get(name) or () for name in arguments]
+        script = tuple(word for value in words_of for word in ((value,) if isinstance(value, str) else value))
     return TypedLine(verb=tuple(verb), flags=tuple(flags), script=script)
 
 

@@ -36,12 +36,18 @@ class Origin(StrEnum):
     """Who chose a value."""
 
     FLAG = "flag"
+    FILE = "file"
+    """A configuration file, or the script's own arguments."""
     PRESET = "preset"
     DEFAULT = "default"
     PLANNER = "planner"
     """`zerofit plan`, which compared estimates."""
     SCRIPT = "script"
     """The captured script, which allows nothing else."""
+
+
+BY_USER = (Origin.FLAG, Origin.FILE)
+"""Origins of values that the user set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +226,13 @@ class Plan:
         return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
 
     def is_from_flag(self, field: str) -> bool:
-        """Return True if the user set this Strategy field on the command line."""
-        return any(reason.field == field and reason.origin is Origin.FLAG for reason in self.reasons)
+        """Return True if the user set this Strategy field, on the command line or in a file."""
+        return field in self.typed_fields
 
     @property
     def typed_fields(self) -> frozenset[str]:
         """Fields of the strategy that the user set; the others were planned or are defaults."""
-        return frozenset(reason.field for reason in self.reasons if reason.origin is Origin.FLAG)
+        return frozenset(reason.field for reason in self.reasons if reason.origin in BY_USER)
 
     @property
     def asks_for_cpu(self) -> bool:

@@ -28,7 +28,7 @@ from zerofit.launching.failures import GPU_IS_FULL, KnownFailure, Role, failure_
 from zerofit.launching.frames import PYTHON, frame_in, script_of
 from zerofit.launching.log_lines import LONGEST_SHOWN, read_lines, shown_line
 from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
-from zerofit.launching.next_step import completed
+from zerofit.launching.next_step import completed, of_own_dataset
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class CauseConfidence(enum.StrEnum):
     HIGH = "high"
     """The log shows a known root cause."""
     MEDIUM = "medium"
-    """A message with many possible reasons, or an unknown exception."""
+    """A message with many possible reasons, an unknown exception, or the rank that the others waited for."""
     LOW = "low"
     """The log only shows consequences."""
 
@@ -130,12 +130,14 @@ class LoggedFailure:
     """The innermost frame of its traceback outside libraries, or else within, as file:line."""
     script: str | None = None
     """The script that its traceback begins in."""
+    names_ranks: bool = False
+    """True for a time-out that says which rank the others waited for, and where."""
 
     @property
     def confidence(self) -> CauseConfidence:
         """How certain it is that this is the cause."""
         if self.failure.role is not Role.ROOT:
-            return CauseConfidence.LOW
+            return CauseConfidence.MEDIUM if self.names_ranks else CauseConfidence.LOW
         return CauseConfidence.MEDIUM if self.failure.is_vague else CauseConfidence.HIGH
 
 
@@ -283,6 +285,7 @@ class LogReader:
                 rank=own,
                 moment=before.moment() or ended_at,
             )
+            failure = of_own_dataset(failure, _raising(frames))
             if failure.id == NETWORK_FAILED:
                 failure = named_fault(failure, said)
             elif failure.id == GPU_IS_FULL and self.full is None:
@@ -426,7 +429,7 @@ class LogReader:
             "launch writes all stacks of a hang): a call on some ranks only, an uneven batch, or a slow "
             "step, which needs InitProcessGroupKwargs(timeout=...)",
         )
-        return LoggedFailure(failure=failure, at=replace(self.timed_out[rank], rank=rank))
+        return LoggedFailure(failure=failure, at=replace(self.timed_out[rank], rank=rank), names_ranks=True)
 
 
 def _cause_of(earliest: Sequence[LoggedFailure]) -> LoggedFailure | None:

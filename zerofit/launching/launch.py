@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.check_plan import check_plan
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
+from zerofit.core.overrides import Overrides
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
 
+_NOTHING = Overrides()
 _SHOWN_ROWS = 6
 """Changes listed before a script starts."""
 
@@ -202,7 +204,7 @@ def launch(
     plan = replace(to_launch.plan, **run_settings, recovers=recovers, resume_from=None)
     to_launch = replace(to_launch, plan=plan)
     check_num_ranks(plan, None if dry_run else spec.node)
-    check_launch(to_launch, observer)
+    check_launch(to_launch, observer, said=spec.overrides)
     begins = run_folder if dry_run else new_run_folder
     folder = begins(run_dir, target=script_name(to_launch.target), at=datetime.now())
     if dry_run:
@@ -291,10 +293,10 @@ def _not_started(tuning: Tuning) -> LaunchedRun:
     )
 
 
-def check_launch(to_launch: PlannedLaunch, observer: Observer) -> None:
-    """Check that libraries and rules allow a launch."""
+def check_launch(to_launch: PlannedLaunch, observer: Observer, *, said: Overrides = _NOTHING) -> None:
+    """Check that libraries and rules allow a launch; findings name what files say by its line."""
     check_libraries_of(to_launch.plan.strategy)
-    check_rules(to_launch, observer)
+    check_rules(to_launch, observer, said=said)
 
 
 def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) -> RunEnd:
@@ -336,12 +338,19 @@ def _ops_of(plan: Plan) -> tuple[str, ...]:
     return (*ops, "async_io") if plan.strategy.uses_nvme else ops
 
 
-def check_rules(to_launch: PlannedLaunch, observer: Observer) -> None:
-    """Check that no compatibility rule forbids a launch."""
+def check_rules(to_launch: PlannedLaunch, observer: Observer, *, said: Overrides) -> None:
+    """Check that no compatibility rule forbids a launch.
+
+    Args:
+        to_launch: the launch.
+        observer: receives findings that do not end it.
+        said: what the user set.
+    """
     plan, target = to_launch.plan, to_launch.target
     script, arguments = script_path(target), script_arguments(target)
     check_resumed_checkpoint(arguments)
-    check_plan(plan, script=script, arguments=arguments, say=partial(_tell_finding, observer))
+    tell = partial(_tell_finding, observer)
+    check_plan(plan, script=script, arguments=arguments, say=tell, said=said)
 
 
 def _tell_finding(observer: Observer, text: str) -> None:

@@ -127,6 +127,7 @@ def _captured(
         gpus=machine.gpus,
         own_folders=spec.own_folders,
         instead=instead,
+        retry=spec.typed.with_capture_limit,
         observer=observer,
     )
 

@@ -53,6 +53,8 @@ _ONLY_PLANNING = (
     "is_fast",
 )
 """Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
+_WRITTEN = ("plot", "html")
+"""Files that a plan writes even if nothing fits: a second plan would refuse to overwrite them."""
 _ONLY_SHOWING = ("dry_run", "verbose", "quiet")
 """Parameters of `zerofit launch` that change nothing in a run."""
 
@@ -146,7 +148,8 @@ def command_with(suggestion: Suggestion, spec: RunSpec) -> str:
         return ""
     if not any(change.name in MachineFlags.__dataclass_fields__ for change in changes):
         return str(launch_line(spec).changed(changes))
-    return str(spec.typed.changed(changes)) if spec.described.gpus is not None else ""
+    again = spec.typed.without(_WRITTEN).changed(changes)
+    return str(again) if spec.described.gpus is not None else ""
 
 
 def launch_line(spec: RunSpec) -> TypedLine:
@@ -156,7 +159,7 @@ def launch_line(spec: RunSpec) -> TypedLine:
         machine = () if spec.on_cpu else MachineFlags.__dataclass_fields__  # a rehearsal plans for others
         return typed.without({*_ONLY_SHOWING, *machine})
     if spec.target is None or typed.verb[1:] != ("plan",):
-        return typed
+        return typed.without(_WRITTEN)
     left_out = {*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__}
     return replace(typed.without(left_out), verb=("zerofit", "launch"))
 

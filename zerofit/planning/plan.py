@@ -243,6 +243,7 @@ def _subject(spec: RunSpec, *, versions: Versions, observer: Observer) -> Iterat
         gpus=spec.machine.machine.gpus if spec.machine is not None else (),
         own_folders=spec.own_folders,
         instead=f"{INSTEAD}, without a script",
+        retry=spec.typed.with_capture_limit,
         observer=observer,
     ) as run:
         yield captured_subject(run, engine=spec.files.engine if spec.files is not None else "")

@@ -12,7 +12,7 @@ from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions, Workload
 from zerofit.core.overrides import FLAGS, Overrides, overrides
-from zerofit.core.plan import CPU_REASON, GROUP_FLAGS, Origin, Plan, Reason, Topology
+from zerofit.core.plan import BY_USER, CPU_REASON, GROUP_FLAGS, Origin, Plan, Reason, Topology
 from zerofit.core.presets import find_preset
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
 
@@ -79,8 +79,8 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
 
 def _copies_reason(topology: Topology, said: Overrides) -> Reason:
     """Return why FSDP2 makes several copies of the weights."""
-    value, why = str(topology.dp_replicate_size), _why_said("dp_replicate_size", said)
-    return Reason(field="dp_replicate_size", value=value, origin=Origin.FLAG, why=why)
+    name, value = "dp_replicate_size", str(topology.dp_replicate_size)
+    return Reason(field=name, value=value, origin=_origin(name, said), why=_why_said(name, said))
 
 
 def _with_both_copies(strategy: Strategy, said: Mapping[str, Any]) -> Strategy:
@@ -234,7 +234,7 @@ def _taken_up(
     """Return the plan's strategy and reasons, with its defaults chosen anew for this machine."""
     strategy = plan.strategy
     by_default = {reason.field for reason in plan.reasons if reason.origin is Origin.DEFAULT}
-    by_flag = {reason.field for reason in plan.reasons if reason.origin is Origin.FLAG}
+    by_flag = {reason.field for reason in plan.reasons if reason.origin in BY_USER}
     asked = {field: getattr(strategy, field) for field in by_flag & FLAGS.keys()}
     remade = {}
     if by_default & {"engine", "zero_stage"}:
@@ -304,9 +304,14 @@ def reasons_by_flag(spec: RunSpec) -> list[Reason]:
     """Return a reason for each field of Strategy that the user set, with the place of its value."""
     said = spec.overrides
     return [
-        Reason(field=name, value=show(value), origin=Origin.FLAG, why=_why_said(name, said))
+        Reason(field=name, value=show(value), origin=_origin(name, said), why=_why_said(name, said))
         for name, value in said.strategy.items()
     ]
+
+
+def _origin(name: str, said: Overrides) -> Origin:
+    """Return who set a field: a file, or a flag."""
+    return Origin.FILE if said.is_in_file(name) else Origin.FLAG
 
 
 def _why_said(name: str, said: Overrides) -> str:

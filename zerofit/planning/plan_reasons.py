@@ -232,8 +232,10 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
     for name, flag in GROUP_FLAGS.items():
         size = getattr(problem.topology, name)
         if size > 1:
-            origin = Origin.PLANNER if problem.why_shared else Origin.FLAG
-            place = problem.said.where(name) if problem.said.is_in_file(name) else flag
+            is_in_file = problem.said.is_in_file(name)
+            said_by = Origin.FILE if is_in_file else Origin.FLAG
+            origin = Origin.PLANNER if problem.why_shared else said_by
+            place = problem.said.where(name) if is_in_file else flag
             why = problem.why_shared or f"{place} says so"
             yield Reason(field=name, value=str(size), origin=origin, why=why)
 

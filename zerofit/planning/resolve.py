@@ -168,6 +168,8 @@ def resolve(
     is_planned = is_planned or said.options.model is not None or spec.has_given_strategy
     if target is not None and not spec.has_given_strategy and verb is not Verb.GENERATE:
         files = with_settings_of_script(files, target, num_nodes=nodes.num_nodes or 1)
+    if files is not None and verb is Verb.CONFIG and not spec.overrides.has("global_batch_size"):
+        files = files.with_batch()
     if files is not None:
         observer.say(files.line)
         if files.detail:

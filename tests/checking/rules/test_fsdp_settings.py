@@ -59,6 +59,18 @@ _WRONG_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"reshard_after_forward": "NO_SHARD"}, "fsdp2-reshard-is-boolean"),
     ({"fsdp_sharding_strategy": "HYBRID_SHARD"}, "fsdp2-ignores-sharding-strategy"),
     ({"fsdp_sharding_strategy": 2}, "fsdp2-ignores-sharding-strategy"),
+    (
+        {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_reshard_after_forward": False},
+        "fsdp2-ignores-sharding-strategy",
+    ),
+    (
+        {"fsdp_reshard_after_forward": False, "fsdp_sharding_strategy": "SHARD_GRAD_OP"},
+        "fsdp2-sharding-strategy-unread",
+    ),
+    (
+        {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_backward_prefetch": "BACKWARD_PRE"},
+        "fsdp2-sharding-strategy-unread",
+    ),
     ({"fsdp_sharding_strategy": "NO_SHARD"}, "fsdp2-ignores-sharding-strategy"),
     ({"fsdp_state_dict_type": "local_state_dict"}, "fsdp2-has-no-local-state-dict"),
     ({"fsdp_sync_module_states": False}, "fsdp-efficient-loading-needs-sync"),
@@ -94,9 +106,7 @@ def test_a_key_of_fsdp_2_is_refused_or_lost(keys: dict[str, Any], rule: str) -> 
 
 
 _RIGHT_KEYS: list[dict[str, Any]] = [
-    {"fsdp_reshard_after_forward": False, "fsdp_sharding_strategy": "SHARD_GRAD_OP"},
-    {"fsdp_reshard_after_forward": "true"},
-    {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_backward_prefetch": "BACKWARD_PRE"},
+    {"fsdp_reshard_after_forward": "true", "fsdp_backward_prefetch": "BACKWARD_PRE"},
     {"fsdp_use_orig_params": True, "fsdp_sync_module_states": True, "fsdp_forward_prefetch": False},
     {"fsdp_state_dict_type": "full_state_dict", "fsdp_offload_params": "yes"},
     {"fsdp_cpu_ram_efficient_loading": False, "fsdp_sync_module_states": False},

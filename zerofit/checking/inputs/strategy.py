@@ -16,6 +16,8 @@ from zerofit.core.setting import Said
 from zerofit.core.strategy import show
 from zerofit.scripts.facts import Action
 
+_NOTHING = Overrides()
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -36,6 +38,7 @@ def situation_of_strategy(
     own_optimizer: Said[str | None] | None = None,
     typed: Collection[str] | None = None,
     script: ScriptFacts | None = None,
+    said: Overrides = _NOTHING,
 ) -> Situation:
     """Return the situation of a strategy from flags, a plan or a script.
 
@@ -48,25 +51,29 @@ def situation_of_strategy(
         own_optimizer: the script's, by id, which is used if the strategy names none; None if unknown.
         typed: fields that the user set by flags, which findings name as flags; None: all of them.
         script: what the source of the script shows; None if unknown.
+        said: what the user set; findings name what is from a file by its line.
     """
 
-    def text(field: str) -> str:
-        return setting_text(strategy, field, is_typed=typed is None or field in typed)
+    def setting(field: str) -> Said[Any]:
+        value = getattr(strategy, field)
+        if said.is_in_file(field) and said.get(field) == value:
+            return said.said[field]
+        return Said(value=value, text=setting_text(strategy, field, is_typed=typed is None or field in typed))
 
     optimizer = own_optimizer
     if strategy.optimizer is not None:
-        optimizer = Said(value=REPLACEMENT_IDS[strategy.optimizer], text=text("optimizer"))
-    nvme_path = Said(value=strategy.nvme_path or None, text=text("nvme_path"))
+        optimizer = replace(setting("optimizer"), value=REPLACEMENT_IDS[strategy.optimizer])
+    nvme_path = replace(setting("nvme_path"), value=strategy.nvme_path or None)
     return Situation(
         settings=RunSettings(
             names=dict(FLAGS),
-            engine=Said(value=strategy.engine, text=text("engine")),
-            zero_stage=Said(value=strategy.zero_stage, text=text("zero_stage")),
-            optimizer_offload=Said(value=strategy.optimizer_offload, text=text("optimizer_offload")),
-            param_offload=Said(value=strategy.param_offload, text=text("param_offload")),
+            engine=setting("engine"),
+            zero_stage=setting("zero_stage"),
+            optimizer_offload=setting("optimizer_offload"),
+            param_offload=setting("param_offload"),
             optimizer_nvme_path=nvme_path,
             param_nvme_path=nvme_path,
-            precision=Said(value=strategy.precision, text=text("precision")),
+            precision=setting("precision"),
             optimizer=optimizer,
             force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
             fields=said_fields(
@@ -111,13 +118,16 @@ def _as_launched(script: ScriptFacts) -> ScriptFacts:
     return replace(script, calls=calls)
 
 
-def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets) -> Situation:
+def situation_of_launch(
+    plan: Plan, *, machine: Machine | None, targets: Targets, said: Overrides = _NOTHING
+) -> Situation:
     """Return the situation of a plan that trains a script.
 
     Args:
         plan: the plan.
         machine: the node that runs it.
         targets: the script and its arguments; for a module instead of a script its facts are unknown.
+        said: what the user set.
     """
     scripts, _ = read_scripts(targets)  # Python itself reports a script that it can't parse
     script = scripts[0] if scripts else None
@@ -131,6 +141,7 @@ def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets
         own_optimizer=optimizer_of(None, trainer, script),
         typed=plan.typed_fields,
         script=script,
+        said=said,
     )
     return replace(
         situation,

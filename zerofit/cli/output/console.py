@@ -41,7 +41,7 @@ _COLOURS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Colours of zerofit's output: red for what fails, yellow for what may, green for what works."""
 _SENTENCE = re.compile(
-    r"( *(?:found|why|fix|cause|next|also|NCCL): +|zerofit: (?!command: ))"
+    r"( *(?:found|why|fix|cause|line|in|next|also|stops|NCCL): +|zerofit: (?!command: ))"
     r"|(?:error|warning|advice)\[|hint: |ok: |not checked|your script (?:as it is|without these files): "
     r"|what fits(?: closely)?: |\S+ trains \w+ of |\S.*: \d+ (?:error|warning|advice)"
 )

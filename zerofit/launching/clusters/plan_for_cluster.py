@@ -60,8 +60,14 @@ def plan_for_cluster(spec: RunSpec, observer: Observer) -> Plan:
         return plan
     check_model_flags(spec.options)
     assert spec.machine is not None
-    gpus = spec.machine.machine.gpus
-    with captured(target, limit_s=spec.capture_limit_s, gpus=gpus, instead=INSTEAD, observer=observer) as run:
+    with captured(
+        target,
+        limit_s=spec.capture_limit_s,
+        gpus=spec.machine.machine.gpus,
+        instead=INSTEAD,
+        retry=spec.typed.with_capture_limit,
+        observer=observer,
+    ) as run:
         subject = captured_subject(run, engine="" if spec.files is None else spec.files.engine)
         observer.detail("\n".join(subject.lines))
         plan, *_ = plan_to_run(spec, subject, observer=observer)

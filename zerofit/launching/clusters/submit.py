@@ -167,7 +167,7 @@ def submit(
     way = resume_way(planned.capture, target=spec.target or ())
     plan = _plan_for_nodes(planned, spec, way, is_checked=is_checked)
     plan = replace(plan, trusts_checkpoint=trusts_checkpoint)
-    check_rules(_launch_on_nodes(plan, spec), observer)
+    check_rules(_launch_on_nodes(plan, spec), observer, said=spec.overrides)
     flags = _flags_for(plan, way, engine, flags, spec, observer)
     time = run_time(plan, spec.target or ())
     resources = resources_of(planned, wall_time_s=time.wall_time_s, on_cpu=plan.topology.on_cpu)

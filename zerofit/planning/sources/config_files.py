@@ -67,6 +67,23 @@ _SCRIPT_FIELDS = {
     "train_micro_batch_size_per_gpu": "micro_batch_size",
 }
 """Keys whose "auto" accelerate or Trainer replaces by the script's value, and their fields of Strategy."""
+_BATCH_KEYS = {"train_micro_batch_size_per_gpu": "micro_batch_size", "train_batch_size": "global_batch_size"}
+"""Keys with numbers of samples, and their fields."""
+_PRECISION_DEFAULTS = {
+    "loss_scale": 0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 1000,
+    "min_loss_scale": 1,
+    "hysteresis": 2,
+    "consecutive_hysteresis": False,
+    "auto_cast": False,
+    "bf16_optimizer_states": False,
+    "fp16_master_weights_and_grads": False,
+    "bf16_master_weights_and_grads": False,
+}
+"""DeepSpeed's defaults of keys in fp16 and bf16 (runtime/precision_config.py)."""
+_NO_PRECISION = ("enabled", "check_grad_overflow", "immediate_grad_update")
+"""Keys there that are imported, or that change no result."""
 _TENSOR_PARALLEL_KEY = ("tensor_parallel", "autotp_size")
 _PARALLELISM = "parallelism_config"
 
@@ -91,10 +108,22 @@ class ConfigFiles:
     """Keys of a DeepSpeed file that are not imported."""
     by_script: tuple[str, ...]
     """Fields of Strategy that a DeepSpeed file leaves to the script, by "auto"."""
+    batch: Mapping[str, Said[int]]
+    """The numbers of its batch keys: micro_batch_size and global_batch_size. A run has the script's."""
     notes: tuple[str, ...] = ()
     """What was translated for another engine or version, and what was left out; one sentence each."""
     ignored: tuple[Flag, ...] = ()
     """Flags of the line of `accelerate launch` with these files in whose place the files decide."""
+
+    def with_batch(self) -> ConfigFiles:
+        """Return the files with the batch that they name among their settings, for files made from them.
+
+        If they name all three numbers, the global batch is left out: it follows from the others.
+        """
+        parts = {"micro_batch_size", "gradient_accumulation_steps"}
+        names = {*self.batch, *self.overrides.said}
+        said = {name: size for name, size in self.batch.items() if name in parts or not parts <= names}
+        return replace(self, overrides=Overrides(said=said).over(self.overrides))
 
     @property
     def line(self) -> str:
@@ -229,6 +258,7 @@ def read_config_files(
         by_script=tuple(field for key, field in _SCRIPT_FIELDS.items() if deepspeed.value(key) == "auto")
         if deepspeed
         else (),
+        batch={} if deepspeed is None else _batch(deepspeed),
         ignored=() if line is None else _ignored(line, situation),
         notes=() if fsdp is None else fsdp.notes,
     )
@@ -338,6 +368,25 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
     return numbers
 
 
+def _batch(deepspeed: Document) -> dict[str, Said[int]]:
+    """Return the numbers of samples in a DeepSpeed file, by field."""
+    said = {name: deepspeed.said(key) for key, name in _BATCH_KEYS.items()}
+    numbers = {name: (size, whole_number(size.value)) for name, size in said.items() if size is not None}
+    return {name: replace(size, value=number) for name, (size, number) in numbers.items() if number}
+
+
+def _precision_keys(deepspeed: Document) -> list[str]:
+    """Return the keys of the precision in use that are set otherwise than by default."""
+    sections = [(name, deepspeed.value(name)) for name in ("fp16", "bf16")]
+    return [
+        f"{name}.{key}"
+        for name, section in sections
+        if isinstance(section, dict) and section.get("enabled", False) is not False
+        for key, value in section.items()
+        if key not in _NO_PRECISION and value != _PRECISION_DEFAULTS.get(key)
+    ]
+
+
 def _left_out(deepspeed: Document) -> tuple[str, ...]:
     """Return the keys of a DeepSpeed file that have no counterpart in zerofit."""
     section, size = _TENSOR_PARALLEL_KEY
@@ -346,7 +395,7 @@ def _left_out(deepspeed: Document) -> tuple[str, ...]:
     keys += [f"{section}.{key}" for key in (beside if isinstance(beside, dict) else ()) if key != size]
     zero = deepspeed.value("zero_optimization")
     of_zero = [key for key in (zero if isinstance(zero, dict) else ()) if key not in _KNOWN_ZERO_KEYS.split()]
-    return (*keys, *(f"zero_optimization.{key}" for key in of_zero))
+    return (*keys, *_precision_keys(deepspeed), *(f"zero_optimization.{key}" for key in of_zero))
 
 
 def _groups(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:

@@ -47,8 +47,8 @@ def for_fsdp2(said: Overrides, *, buckets: Collection[str] = ()) -> tuple[Overri
     }
     if devices:
         first = next(iter(devices.values()))
-        cpu = replace(first, value=OffloadDevice.CPU)
-        found |= dict.fromkeys(_OFFLOADS, cpu)
+        for name in _OFFLOADS:
+            found[name] = replace(devices.get(name, first), value=OffloadDevice.CPU)
         if len(devices) == 1:
             notes.append(
                 f"{next(iter(devices))} ({first.where}): FSDP2 offloads parameters and states together"
@@ -57,7 +57,7 @@ def for_fsdp2(said: Overrides, *, buckets: Collection[str] = ()) -> tuple[Overri
             notes.append("FSDP2 has no offload to NVMe: host memory instead")
     if buckets:
         notes.append(f"without {', '.join(buckets)}: FSDP2 gathers and reduces a block at a time")
-    for name in ("gradient_clipping", "gradient_accumulation_steps"):
+    for name in ("gradient_clipping", "gradient_accumulation_steps", "micro_batch_size"):
         if said.has(name):
             notes.append(f"{name} ({said.where(name)}) is the script's: accelerate's file has none for FSDP2")
     rest = said.without(_OF_DEEPSPEED)

@@ -123,6 +123,7 @@ def _fsdp(target: tuple[str, ...], *, num_nodes: int) -> ConfigFiles | None:
         engine="FSDP",
         left_out=(),
         by_script=(),
+        batch={},
         notes=settings.notes,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.secrets import shell_words
+from zerofit.scripts.capture.errors import with_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -48,3 +49,8 @@ class TypedLine:
         module = tuple(flag for flag in kept if flag.name == "module")
         others = tuple(flag for flag in kept if flag.name != "module")
         return replace(self, flags=(*others, *(change for change in changes if change.words), *module))
+
+    def with_capture_limit(self, limit_s: float) -> str:
+        """Return the line with another --capture-limit; the flag alone if there is no line."""
+        flag = TypedFlag(name="capture_limit_s", words=("--capture-limit", f"{limit_s:g}"))
+        return str(self.changed([flag])) if self else with_limit(limit_s)

@@ -17,7 +17,7 @@ from zerofit.machine.this_node import free_host_bytes
 from zerofit.models.trace.cache import read_trace, write_trace
 from zerofit.scripts.capture.cache import ScriptRun, load, stamp_inputs, store, trace_file
 from zerofit.scripts.capture.child_process import Child
-from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of
+from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of, with_limit
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
 from zerofit.scripts.target import script_words
 
@@ -49,6 +49,7 @@ def capture_script(
     gpus: tuple[GpuSpec, ...] = (),
     own_folders: tuple[Path, ...] = (),
     instead: str = INSTEAD,
+    retry: Callable[[float], str] = with_limit,
     command: Sequence[str] = _COMMAND,
 ) -> CapturedScript:
     """Run a script up to where its training would begin, and return what it trains; the caller must close it.
@@ -69,6 +70,7 @@ def capture_script(
         gpus: of the planned node; the script's own code sees them.
         own_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
         instead: alternatives to a capture, for error messages.
+        retry: returns what to type for a longer time limit.
         command: the program that captures; its arguments are a folder and the target.
 
     Raises:
@@ -81,6 +83,7 @@ def capture_script(
         cache_folder=cache_folder,
         observer=observer,
         instead=instead,
+        retry=retry,
         command=command,
     )
     captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
@@ -107,6 +110,7 @@ class CapturedScript:
     cache_folder: Path | None
     observer: Observer
     instead: str
+    retry: Callable[[float], str]
     command: Sequence[str]
     capture: Capture = field(init=False)
     key: str = field(init=False)
@@ -175,7 +179,8 @@ class CapturedScript:
         self._folder = CaptureFolder(self.cache_folder)
         before = stamp_inputs(self.run)
         free_bytes = free_host_bytes()
-        until = time.monotonic() + self.limit_s
+        started = time.monotonic()
+        until = started + self.limit_s
         result = self._attempt("meta", until, tell)
         if isinstance(result, Failure) and _may_need_weights(result, free_bytes):
             self._end_child()
@@ -183,7 +188,7 @@ class CapturedScript:
             result = self._attempt("real", until, tell)
         if isinstance(result, Failure):
             assert self._child is not None
-            output, weights = self._child.output, self._child.weights
+            output, weights, elapsed_s = self._child.output, self._child.weights, time.monotonic() - started
             self.close()
             raise error_of(
                 result,
@@ -192,7 +197,9 @@ class CapturedScript:
                 weights=weights,
                 limit_s=self.limit_s,
                 free_bytes=free_bytes,
+                elapsed_s=elapsed_s,
                 instead=self.instead,
+                retry=self.retry,
             )
         if self.is_cached and _reproducible(result) == _reproducible(self.capture):
             return

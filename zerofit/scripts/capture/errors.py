@@ -8,12 +8,16 @@ import shlex
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from zerofit.core.errors import EXIT_USAGE, UserError
 from zerofit.core.foreign_text import without_escapes
 from zerofit.core.secrets import masked, masked_text
 from zerofit.core.units import format_bytes
 from zerofit.scripts.target import script_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INSTEAD = "describe what it trains: `--model DIR --seq-len N --global-batch-size N`"
 """The default alternative to a capture."""
@@ -60,6 +64,11 @@ class Failure:
     """CONFINED: the file or folder."""
     weight_bytes: int | None = None
     """RAISED and NEEDS_VALUES: host memory that unloaded weights would take; None if unknown."""
+
+
+def with_limit(limit_s: float) -> str:
+    """Return the flag that sets the time limit."""
+    return f"--capture-limit {limit_s:g}"
 
 
 def killed_by(number: int, *, is_out_of_memory: bool) -> Failure:
@@ -151,9 +160,9 @@ _TEXTS = {
     FailureKind.SLOW: _Text(
         rule="capture-too-slow",
         summary="{name} did not reach its training in {limit_s:g} s",
-        why="it was stopped; data already prepared stays in the cache of datasets, so the next try "
-        "continues from there",
-        fix="try again with a longer limit, `--capture-limit {longer_s:g}`; or {instead}",
+        why="a capture runs the script up to its first training step, and ended at its time limit; what the "
+        "script caches itself, such as a finished dataset.map(), is not repeated",
+        fix="allow more time: `{longer}`; or {instead}",
     ),
     FailureKind.MEMORY: _Text(
         rule="capture-out-of-memory",
@@ -194,7 +203,9 @@ def error_of(
     weights: str = "meta",
     limit_s: float = 0.0,
     free_bytes: int = 0,
+    elapsed_s: float = 0.0,
     instead: str = INSTEAD,
+    retry: Callable[[float], str] = with_limit,
 ) -> UserError:
     """Return the user's error for a script that could not be captured.
 
@@ -205,7 +216,9 @@ def error_of(
         weights: the kind of weights in the attempt: "meta" or "real".
         limit_s: its time limit.
         free_bytes: free host memory before it started.
+        elapsed_s: how long it ran, in all attempts.
         instead: alternatives to a capture.
+        retry: returns what to type for a longer time limit.
     """
     kind, where, text = failure.kind, failure.where, _TEXTS[failure.kind]
     if kind is FailureKind.KILLED:
@@ -217,7 +230,10 @@ def error_of(
         text, found = (_USAGE, usage) if usage else (text, found + quoted)
     elif kind in (FailureKind.MEMORY, FailureKind.KILLED):
         found += quoted
-    elif kind in (FailureKind.SLOW, FailureKind.TRACE_ENDED):
+    elif kind is FailureKind.SLOW:
+        printed = f"had printed at the end{quoted}" if quoted else "had printed nothing"
+        found = f"after {_seconds(elapsed_s)} it was still running, and {printed}"
+    elif kind is FailureKind.TRACE_ENDED:
         found = f"at the end it printed{quoted}" if quoted else "it printed nothing"
     elif kind is FailureKind.TRACE_SLOW:
         found = f"no answer from its process in {limit_s:g} s"
@@ -226,7 +242,7 @@ def error_of(
         "command": f"python {shlex.join(masked(target))}",
         "instead": instead,
         "limit_s": limit_s,
-        "longer_s": 4 * limit_s,
+        "longer": retry(4 * limit_s),
         "free": format_bytes(free_bytes),
         "weights": _about_weights(failure.weight_bytes, free_bytes),
         "loaded": _LOADED[weights],
@@ -272,6 +288,11 @@ def _before_crash(output: str, script: str) -> tuple[str, str]:
     printed, _, report = output.partition("Fatal Python error: ")
     frame = re.search(rf'File "[^"\n]*\b{re.escape(script)}", line (\d+)', report)
     return printed, f"{script}:{frame[1]}" if frame else ""
+
+
+def _seconds(elapsed_s: float) -> str:
+    """Return a time in whole seconds; a shorter one with a decimal."""
+    return f"{int(elapsed_s)} s" if elapsed_s >= 1 else f"{elapsed_s:.1f} s"
 
 
 def _about_weights(weight_bytes: int | None, free_bytes: int) -> str:

@@ -11,7 +11,7 @@ from zerofit.core.cache_folder import cache_folder
 from zerofit.machine.versions import check_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.core.facts import GpuSpec
     from zerofit.core.observer import Observer
@@ -24,6 +24,7 @@ def captured(
     *,
     limit_s: float,
     instead: str,
+    retry: Callable[[float], str],
     observer: Observer,
     gpus: tuple[GpuSpec, ...] = (),
     own_folders: tuple[Path, ...] = (),
@@ -34,6 +35,7 @@ def captured(
         target: the script or `-m module`, and its arguments.
         limit_s: time limit.
         instead: the verb's flags that avoid a capture, as the end of a sentence.
+        retry: returns what to type for a longer time limit.
         observer: reports that the script runs, and what it left behind.
         gpus: of the planned node; the script's own code sees them.
         own_folders: outputs of the run itself; changes in them don't invalidate a cached capture.
@@ -54,6 +56,7 @@ def captured(
         gpus=gpus,
         own_folders=own_folders,
         instead=instead,
+        retry=retry,
     )
     with script:
         yield script

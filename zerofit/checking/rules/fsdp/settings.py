@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
 from zerofit.checking.inputs.fsdp_run import (
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
     from zerofit.checking.inputs.fsdp_run import FsdpRun
     from zerofit.checking.situation import Situation
+    from zerofit.core.setting import Said
 
 _PLUGIN = f"{ACCELERATE}/utils/dataclasses.py"
 _LAUNCH = f"{ACCELERATE}/utils/launch.py"
 _FULL = ("FULL_SHARD", "1")
+_KEEPING = ("SHARD_GRAD_OP", "2")
 _KEEPS = (*KEEPS_WEIGHTS, *(str(STRATEGIES.index(name) + 1) for name in KEEPS_WEIGHTS))
 """Strategies of version 1 that mean reshard_after_forward: false, by name and by number."""
 
@@ -123,11 +125,32 @@ def _named_resharding(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
 )
 @under_fsdp(FsdpSource.LAUNCH, FsdpSource.PLUGIN, version=2)
 def _lost_strategy(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
-    said, resharding = fsdp.find("sharding_strategy"), fsdp.find("reshard_after_forward")
-    if said is None or str(said.value).upper() in _FULL or not is_literal(str(said.value)):
-        return
-    keeps = str(said.value).upper() in ("SHARD_GRAD_OP", "2")
-    if not (keeps and resharding is not None and truth_of(resharding.value) is False):
+    said = fsdp.find("sharding_strategy")
+    if said is not None and is_literal(str(said.value)) and not _says_the_same(said, fsdp):
+        yield hit_of(said, " with FSDP 2")
+
+
+def _says_the_same(said: Said[Any], fsdp: FsdpRun) -> bool:
+    """Return True if version 2 does what a strategy of version 1 says, though it does not read it."""
+    resharding = fsdp.find("reshard_after_forward")
+    frees = True if resharding is None else truth_of(resharding.value)
+    strategy = str(said.value).upper()
+    return strategy in _FULL if frees is not False else strategy in _KEEPING
+
+
+@Rule(
+    id="fsdp2-sharding-strategy-unread",
+    severity=Severity.ADVICE,
+    summary="FSDP 2 does not read sharding_strategy",
+    why="version 2 reads reshard_after_forward alone, which says the same here",
+    fix="leave sharding_strategy out",
+    see=_PLUGIN,
+    evidence=ignored(not_reproduced="a run does the same with and without it"),
+)
+@under_fsdp(FsdpSource.LAUNCH, FsdpSource.PLUGIN, version=2)
+def _unread_strategy(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
+    said = fsdp.find("sharding_strategy")
+    if said is not None and is_literal(str(said.value)) and _says_the_same(said, fsdp):
         yield hit_of(said, " with FSDP 2")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import LaunchLayers, launch_value, whole_number
 from zerofit.checking.inputs.batch_jobs import BatchJob, job_options
@@ -34,6 +34,7 @@ _ON_NODES = frozenset(_ON_NODES_WORDS.split())
 _LAUNCHERS = (Launcher.ACCELERATE, Launcher.TORCHRUN, Launcher.DEEPSPEED)
 _MACHINES = ("num_machines", "nnodes", "num_nodes")
 _RANKS = ("machine_rank", "node_rank")
+_ONE_TASK = "--ntasks-per-node=1"
 
 
 @Rule(
@@ -69,15 +70,20 @@ def _unexpanded(situation: Situation) -> Iterator[Hit]:
 def _contradicting_tasks(situation: Situation) -> Iterator[Hit]:
     job = _job_of(situation)
     tasks, per_node = (job.find("ntasks"), job.find("ntasks-per-node")) if job else (None, None)
-    if job is None or tasks is None or per_node is None or not tasks.number or not per_node.number:
+    if job is None or tasks is None or not tasks.number:
         return
-    nodes = job.number("nodes")
-    if tasks.number >= per_node.number and nodes in (None, -(-tasks.number // per_node.number)):
-        return
+    nodes, step, number = job.number("nodes"), _step_of(situation), per_node.number if per_node else None
     behind = "" if nodes is None else f" on {nodes} node{'s' * (nodes > 1)}"
-    fix = f"leave {tasks.text} out"
-    if nodes is not None:
-        fix += f", or write --ntasks={nodes * per_node.number}"
+    fix = f"leave {tasks.text} out" if step is None else _one_task_a_node(job, step)
+    if per_node is None and nodes is not None and tasks.number < nodes:
+        why = "Slurm gives a job no more nodes than tasks"
+        yield Hit(found=f"{tasks.text}{behind}", place=tasks.place, why=why, fix=fix)
+    if per_node is None or number is None:
+        return
+    if tasks.number >= number and nodes in (None, -(-tasks.number // number)):
+        return
+    if nodes is not None and step is None:
+        fix += f", or write --ntasks={nodes * number}"
     yield Hit(found=f"{tasks.text} with {per_node.text}{behind}", place=tasks.place, fix=fix)
 
 
@@ -100,18 +106,24 @@ def _beyond_the_job(situation: Situation) -> Iterator[Hit]:
         option = step.header.find("nodes") or step.header.find("ntasks")
         why = "the launcher waits for nodes that the job does not have"
         text = f"#SBATCH {option.text}" if option is not None else f"{nodes} nodes"
-        yield Hit(found=f"{machines.text} with {text}", why=why)
+        fix = f"write {_with_number(machines, nodes)}, or #SBATCH --nodes={asked}"
+        yield Hit(found=f"{machines.text} with {text}", why=why, fix=fix)
     found, gpus = step.ranks_per_node, step.job.gpus_per_node
     if found is None or gpus is None:
         return
     ranks, said = found
     number, option = gpus
+    is_of_all = step.command.launcher is Launcher.ACCELERATE
     tasks = step.job.tasks_per_node if step.is_under_srun else 1
     if tasks and ranks * tasks > number:
         times = f", started by {tasks} tasks a node," if tasks > 1 else ""
         why = f"{ranks * tasks} ranks a node, and {number} GPU{'s' * (number > 1)}: invalid device ordinal"
-        yield Hit(found=f"{said.text}{times} with #SBATCH {option.text}", why=why)
-    is_of_all = step.command.launcher is Launcher.ACCELERATE
+        fixes = [_one_task_a_node(step.job, step)] if tasks > 1 else []
+        if ranks > number:
+            of_all = (nodes or 1) if is_of_all else 1
+            fixes.append(f"write {_with_number(said, number * of_all)}, or ask for {ranks} GPUs a node")
+        found_text = f"{said.text}{times} with #SBATCH {option.text}"
+        yield Hit(found=found_text, why=why, fix="; ".join(fixes))
     if is_of_all and nodes and nodes > 1 and ranks < number:
         yield Hit(
             found=f"{said.text} with #SBATCH {option.text} on {nodes} nodes",
@@ -119,6 +131,18 @@ def _beyond_the_job(situation: Situation) -> Iterator[Hit]:
             fix=f"write --num_processes {number * nodes}",
             confidence=Confidence.LIKELY,
         )
+
+
+def _one_task_a_node(job: BatchJob, step: _Step) -> str:
+    """Return the fix for a job whose tasks are counted as ranks, though a launcher starts these."""
+    tasks = [option for option in job.options if option.name == "ntasks"]
+    beside = f" in place of {tasks[-1].text}" if tasks else ""
+    return f"write {_ONE_TASK}{beside}: {step.command.program} starts the ranks of its node"
+
+
+def _with_number(said: Said[Any], number: int) -> str:
+    """Return a flag with another number, as the user writes it."""
+    return f"{said.text.removesuffix(str(said.value))}{number}"
 
 
 @Rule(
@@ -147,7 +171,7 @@ def _on_first_node(situation: Situation) -> Iterator[Hit]:
         why="a batch script runs on the first node, and waits there for ranks that nothing starts"
         if is_several
         else None,
-        fix="write srun --ntasks-per-node=1 before the command",
+        fix=f"write srun {_ONE_TASK} before the command",
         confidence=Confidence.CERTAIN if is_several and not is_open else Confidence.LIKELY,
     )
 

@@ -36,6 +36,10 @@ EXAMPLES = {
         bad=sharding(LANGUAGE, fsdp_sharding_strategy="SHARD_GRAD_OP"),
         good=sharding(LANGUAGE, fsdp_reshard_after_forward=False),
     ),
+    "fsdp2-sharding-strategy-unread": Examples(
+        bad=sharding(LANGUAGE, fsdp_sharding_strategy="FULL_SHARD"),
+        good=sharding(LANGUAGE, fsdp_reshard_after_forward=True),
+    ),
     "fsdp1-ignores-reshard-after-forward": Examples(
         bad=Example(
             accelerate={
