@@ -171,6 +171,7 @@ def test_a_capture_limit_without_a_capture_is_refused(run: _Run, module: Any, wo
     assert error.value.rule == "capture-limit-without-capture"
 
 
+@pytest.mark.slow
 def test_manual_accumulation_is_reported(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand = replace(LOOP, gradient_accumulation_steps=1, accumulates=False, accumulates_by_hand=4)
     flags = ("--all", "--fast", *_GPUS, "--micro-batch-size", "2")

@@ -1,6 +1,6 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-24 pairs of an edit and a layout run at each change, and 5 more in CI; all are evidence, in fp32 and bf16,
+Six pairs of an edit and a layout run at each change, and 23 more in CI; all are evidence, in fp32 and bf16,
 and are a table of the docs (docs/reference/edits.md).
 """
 
@@ -30,12 +30,12 @@ _CI = [
     pytest.param("clamp", "z1", marks=pytest.mark.slow),
     ("clamp-data", "z2"),
     pytest.param("clamp-by-groups", "z3", marks=pytest.mark.slow),
-    ("replace-data", "z2"),
+    pytest.param("replace-data", "z2", marks=pytest.mark.slow),
     pytest.param("normalize-in-step-hook", "z2", marks=pytest.mark.slow),
     pytest.param("normalize-in-step-hook", "z3-offload", marks=pytest.mark.slow),
     pytest.param("write-by-numpy", "z2", marks=pytest.mark.slow),
     pytest.param("lookahead", "z3-sharded", marks=pytest.mark.slow),
-    ("weight-penalty", "z3-sharded"),
+    pytest.param("weight-penalty", "z3-sharded", marks=pytest.mark.slow),
     ("freeze-late", "z3-sharded"),
     ("average-for-evaluation", "z2"),
     pytest.param("average-of-main-process", "z2", marks=pytest.mark.slow),
@@ -46,12 +46,12 @@ _CI = [
     ("zero-biases", "z2"),
     pytest.param("skip-large-norms", "z1", marks=pytest.mark.slow),
     pytest.param("clamp-gradients-by-groups", "z2", marks=pytest.mark.slow),
-    ("clamp-in-tensor-hooks", "split"),
+    pytest.param("clamp-in-tensor-hooks", "split", marks=pytest.mark.slow),
     pytest.param("gradient-penalty", "z2", marks=pytest.mark.slow),
     pytest.param("unused-head", "z3", marks=pytest.mark.slow),
     pytest.param("unused-then-used", "z1", marks=pytest.mark.slow),
     pytest.param("zeros-kept", "z3", marks=pytest.mark.slow),
-    ("unfreeze-late", "z2"),
+    pytest.param("unfreeze-late", "z2", marks=pytest.mark.slow),
     pytest.param("unfreeze-late", "ddp", marks=pytest.mark.slow),
     pytest.param("peft-lora-fa", "z2", marks=pytest.mark.slow),
     ("sam", "fsdp2"),

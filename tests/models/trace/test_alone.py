@@ -64,6 +64,7 @@ def test_what_the_model_or_the_request_lacks_is_the_tracers_own_error(named: Mod
     assert trace_alone(named, _REQUEST).logs
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_started_again(named: ModelSource) -> None:
     before = trace_alone(named, _REQUEST)
     alone._started[-1]._process.kill()

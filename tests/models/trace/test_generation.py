@@ -129,9 +129,9 @@ _SLOW, _EVIDENCE = pytest.mark.slow, pytest.mark.evidence
     ("family", "lengths", "changes"),
     [
         ("llama", _SHORT, {}),  # two key-value heads for eight query heads
-        ("t5", _LONG, {}),
+        pytest.param("t5", _LONG, {}, marks=_SLOW),
         pytest.param("gpt2", _LONG, {}, marks=_SLOW),
-        ("mistral", (30, 20), {"sliding_window": 16}),
+        pytest.param("mistral", (30, 20), {"sliding_window": 16}, marks=_SLOW),
         pytest.param("deepseek_v3", _SHORT, {}, marks=_SLOW),
         *(pytest.param(family, _LONG, {}, marks=_SLOW) for family in CONFIGS),
         *(
@@ -208,7 +208,7 @@ def _of_catalog(name: str, precision: Precision, new_tokens: int) -> GenerationT
         pytest.param("llama-3-8b", Precision.BF16, 128 * KIB, marks=_SLOW),
         # 320 KiB: 80 layers, 8 key-value heads of 128: https://arxiv.org/abs/2307.09288, table 1
         pytest.param("llama-2-70b", Precision.FP16, 320 * KIB, marks=_SLOW),
-        ("gpt2", Precision.FP32, 2 * 12 * 768 * 4),
+        pytest.param("gpt2", Precision.FP32, 2 * 12 * 768 * 4, marks=_SLOW),
         # The decoder alone caches its own tokens: 12 of the 24 layers.
         pytest.param("t5-base", Precision.FP32, 2 * 12 * 768 * 4, marks=_SLOW),
     ],
