@@ -183,6 +183,7 @@ def test_manual_accumulation_is_reported(run: _Run, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["capture"]["accumulates_by_hand"] == 4
 
 
+@pytest.mark.slow
 def test_if_nothing_fits_no_changes_are_listed(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
     capture = with_model(LOOP, facts=huge)
@@ -193,11 +194,13 @@ def test_if_nothing_fits_no_changes_are_listed(run: _Run, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["plans"][0]["changes"] is None
 
 
+@pytest.mark.slow
 def test_a_capture_of_before_is_told_as_such(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(plan_module, "--all", "--fast", *_GPUS, "train.py", is_cached=True) == 0
     assert "\n  captured earlier    took 11.5 s, 600.0 MiB of host memory\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_without_a_name_is_named_once(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     facts = replace(LOOP.model.facts, name="GPT2LMHeadModel")
     assert run(plan_module, "--fast", *_GPUS, "train.py", capture=with_model(LOOP, facts=facts)) == 0

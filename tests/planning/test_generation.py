@@ -189,6 +189,7 @@ def test_where_nothing_fits_the_last_layout_says_what_it_lacks(
     assert found.chosen.batch_size == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [ZeroStage.NOTHING, ZeroStage.PARAMETERS])
 def test_more_is_never_less(stage: ZeroStage) -> None:
     def peak(**changes: Any) -> int:

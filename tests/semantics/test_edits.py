@@ -1,6 +1,6 @@
 """Scripts that edit weights, gradients or parameters by hand train as by themselves, or are refused by name.
 
-Six pairs of an edit and a layout run at each change, and 23 more in CI; all are evidence, in fp32 and bf16,
+Four pairs of an edit and a layout run at each change, and 25 more in CI; all are evidence, in fp32 and bf16,
 and are a table of the docs (docs/reference/edits.md).
 """
 
@@ -37,13 +37,13 @@ _CI = [
     pytest.param("lookahead", "z3-sharded", marks=pytest.mark.slow),
     pytest.param("weight-penalty", "z3-sharded", marks=pytest.mark.slow),
     ("freeze-late", "z3-sharded"),
-    ("average-for-evaluation", "z2"),
+    pytest.param("average-for-evaluation", "z2", marks=pytest.mark.slow),
     pytest.param("average-of-main-process", "z2", marks=pytest.mark.slow),
     pytest.param("main-process-evaluates", "z2", marks=pytest.mark.slow),
     ("narrow-parameters", "split"),
     pytest.param("narrow-parameters", "z3", marks=pytest.mark.slow),
     pytest.param("spectral-norm", "z3", marks=pytest.mark.slow),
-    ("zero-biases", "z2"),
+    pytest.param("zero-biases", "z2", marks=pytest.mark.slow),
     pytest.param("skip-large-norms", "z1", marks=pytest.mark.slow),
     pytest.param("clamp-gradients-by-groups", "z2", marks=pytest.mark.slow),
     pytest.param("clamp-in-tensor-hooks", "split", marks=pytest.mark.slow),

@@ -99,6 +99,7 @@ def test_of_more_ranks_each_needs_no_more(predictor: Predictor) -> None:
     assert len(context) == 1  # no NCCL
 
 
+@pytest.mark.slow
 def test_the_time_of_a_step_is_told_where_the_rates_are_known_and_nothing_is_exchanged(
     predictor: Predictor,
 ) -> None:

@@ -150,7 +150,8 @@ def test_traced_tensors_are_those_of_a_real_call(
     assert _peak(trace) == pytest.approx(most, rel=0.02, abs=_IDS)
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("t5", marks=_SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "t5"])
 def test_beams_have_caches_of_their_own(family: str) -> None:
     most, cached = _generate(family, _SHORT, num_beams=3)
     trace = _traced(family, _SHORT, call={"num_beams": 3})
@@ -161,7 +162,7 @@ def test_beams_have_caches_of_their_own(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "num_beams"),
     [
-        ("llama", 1),
+        pytest.param("llama", 1, marks=_SLOW),
         pytest.param("t5", 3, marks=_SLOW),
         pytest.param("llama", 3, marks=_SLOW),
         pytest.param("t5", 1, marks=_SLOW),
