@@ -40,9 +40,10 @@ def _plan(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, cache_folder: Path) -> Path:
     """Return an empty folder, beside which there is room for caches."""
     (tmp_path / "here").mkdir()
+    (tmp_path / "cache").symlink_to(cache_folder)
     return tmp_path / "here"
 
 

@@ -253,7 +253,7 @@ def _tiny_trace(name: str, request: TraceRequest) -> Trace:
 
 _FAMILIES = ("llama", "gpt2", "roberta")
 _BOUNDED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({}, "gpt2"),
+    ({}, ""),
     ({"gradient_checkpointing": True}, "gpt2"),
     ({"gradient_accumulation_steps": 3}, ""),
     ({"reshard_after_forward": False}, "llama"),
