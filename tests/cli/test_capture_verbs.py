@@ -255,6 +255,7 @@ for batch in data:
 """
 
 
+@pytest.mark.slow
 def test_a_check_really_runs_the_script_up_to_its_training(zerofit_fork: RunZerofit, folder: Path) -> None:
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": 16}')
     (folder / "train.py").write_text(_LOOP_SCRIPT)
