@@ -57,6 +57,7 @@ _AT_FIRST = (
     "launching",
     "semantics",
     "generation",
+    "training",
     "benchmarks",
 )
 """Folders whose files take longest: begun first, so that no core waits for another one's last file."""

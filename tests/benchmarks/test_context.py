@@ -22,6 +22,7 @@ def _program(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_there_is_no_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

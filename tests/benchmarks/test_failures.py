@@ -84,6 +84,7 @@ def test_what_failed_stands_first_in_the_table_and_in_the_file() -> None:
     assert results_from_json(text) == results
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_case_fails_exits_1_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

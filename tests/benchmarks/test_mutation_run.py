@@ -286,6 +286,7 @@ def test_forks():
 """
 
 
+@pytest.mark.slow
 def test_a_map_is_made_in_groups_and_has_what_forks_ran(toy: Path, tmp_path: Path) -> None:
     (toy / "tests/test_forks.py").write_text(_FORKS)
     folder = tmp_path / "map"

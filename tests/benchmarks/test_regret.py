@@ -253,6 +253,7 @@ def test_a_spent_budget_leaves_all_questions_over(small: Question, tmp_path: Pat
     assert kept == []
 
 
+@pytest.mark.slow
 def test_a_question_that_cannot_be_planned_does_not_end_the_section(small: Question, tmp_path: Path) -> None:
     told: list[str] = []
     unknown = replace(small, model="no-such-model")

@@ -50,6 +50,20 @@ def zerofit_fork() -> RunZerofit:
 
 
 @pytest.fixture(scope="session")
+def _traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, _traces: Path) -> Path:
+    """Return a cache in which there are the traces of other tests and nothing else."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "zerofit").mkdir()
+    (folder / "zerofit" / "traces").symlink_to(_traces)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def generate_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with models: whole ones, and one for each way in which one can be broken."""
     folder = tmp_path_factory.mktemp("models")

@@ -114,6 +114,7 @@ def test_what_breaks_a_rule_is_left_out_below(run_zerofit: RunZerofit, tmp_path:
     assert "--offload-optimizer" not in last
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("built_ops")
 def test_rungs_run_beside_their_prediction_and_one_that_cannot_is_left_out(folder: Path) -> None:
     rungs = "--rungs=baseline,flash,length-4,zero-2,offload-optimizer"

@@ -46,10 +46,10 @@ _ZERO_2 = (
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which holds a script that nobody can read much of."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder))
     (tmp_path / "train.py").write_text(_SCRIPT)
     return tmp_path
 
@@ -171,6 +171,7 @@ def test_a_capture_limit_without_a_capture_is_refused(run: _Run, module: Any, wo
     assert error.value.rule == "capture-limit-without-capture"
 
 
+@pytest.mark.slow
 def test_manual_accumulation_is_reported(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand = replace(LOOP, gradient_accumulation_steps=1, accumulates=False, accumulates_by_hand=4)
     flags = ("--all", "--fast", *_GPUS, "--micro-batch-size", "2")
@@ -182,6 +183,7 @@ def test_manual_accumulation_is_reported(run: _Run, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["capture"]["accumulates_by_hand"] == 4
 
 
+@pytest.mark.slow
 def test_if_nothing_fits_no_changes_are_listed(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
     capture = with_model(LOOP, facts=huge)
@@ -192,11 +194,13 @@ def test_if_nothing_fits_no_changes_are_listed(run: _Run, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["plans"][0]["changes"] is None
 
 
+@pytest.mark.slow
 def test_a_capture_of_before_is_told_as_such(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(plan_module, "--all", "--fast", *_GPUS, "train.py", is_cached=True) == 0
     assert "\n  captured earlier    took 11.5 s, 600.0 MiB of host memory\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_without_a_name_is_named_once(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     facts = replace(LOOP.model.facts, name="GPT2LMHeadModel")
     assert run(plan_module, "--fast", *_GPUS, "train.py", capture=with_model(LOOP, facts=facts)) == 0
@@ -251,6 +255,7 @@ for batch in data:
 """
 
 
+@pytest.mark.slow
 def test_a_check_really_runs_the_script_up_to_its_training(zerofit_fork: RunZerofit, folder: Path) -> None:
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": 16}')
     (folder / "train.py").write_text(_LOOP_SCRIPT)

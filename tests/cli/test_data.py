@@ -231,7 +231,7 @@ def _peak_bytes(line: str, folder: Path) -> int:
     return usage.ru_maxrss * 1024
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize("name", [pytest.param("rows.jsonl", marks=pytest.mark.slow), "rows.parquet"])
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, name: str) -> None:
     import pyarrow.parquet
 

@@ -198,7 +198,7 @@ def test_prompts_become_tokens(
             "sampling with seed 0, temperature 0.5",
         ),
         ("--do-sample", {}, {"do_sample": True}, "sampling with seed 0"),
-        ("--num-beams 3", {}, {"num_beams": 3}, "3 beams"),
+        pytest.param("--num-beams 3", {}, {"num_beams": 3}, "3 beams", marks=pytest.mark.slow),
         (
             "--top-k 5",
             {"top_k": 9, "min_p": 0.1, "do_sample": False, "transformers_version": "5", "eos_token_id": 3},
@@ -226,7 +226,11 @@ def test_flags_come_before_the_file(
 
 @pytest.mark.parametrize(
     ("file", "own", "expected"),
-    [({}, {}, 256), ({"max_new_tokens": 5}, {"max_new_tokens": 6}, 5), ({}, {"max_new_tokens": 6}, 6)],
+    [
+        pytest.param({}, {}, 256, marks=pytest.mark.slow),
+        ({"max_new_tokens": 5}, {"max_new_tokens": 6}, 5),
+        pytest.param({}, {"max_new_tokens": 6}, 6, marks=pytest.mark.slow),
+    ],
 )
 def test_the_length_is_the_flags_or_the_files_or_the_models_own(
     generate_folder: Path,
@@ -266,9 +270,9 @@ _BASE = _LINE + " --do-sample"
         (_LINE, "--seed 1", True),
         (_LINE, "--greedy", True),
         (_LINE, "--do-sample", False),
-        (_LINE, "--dtype bf16", False),
-        (_LINE, "--max-new-tokens 9", False),
-        (_LINE, "--num-beams 2", False),
+        pytest.param(_LINE, "--dtype bf16", False, marks=pytest.mark.slow),
+        pytest.param(_LINE, "--max-new-tokens 9", False, marks=pytest.mark.slow),
+        pytest.param(_LINE, "--num-beams 2", False, marks=pytest.mark.slow),
         (_LINE, "--prompts prompts.txt", False),
         (_LINE, "--chat", False),
         (_LINE, "--model t5", False),
@@ -322,6 +326,7 @@ def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_ov
     assert again.exception.rule == "generate-out-exists"
 
 
+@pytest.mark.slow
 def test_two_ranks_under_zero3_read_stdin_and_write_stdout(
     generate_folder: Path, zerofit_fork: RunZerofit, built_ops: None
 ) -> None:

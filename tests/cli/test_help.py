@@ -161,6 +161,7 @@ def _cpu_seconds(*arguments: str, cwd: Path, cache: Path) -> float:
 _HELP = ("-m", "zerofit", "--help")
 
 
+@pytest.mark.slow
 def test_a_command_takes_at_most_so_many_times_as_long_as_another(tmp_path: Path) -> None:
     (tmp_path / "ds_config.json").write_text(_DS_CONFIG)
     limits = (

@@ -40,16 +40,17 @@ def _plan(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, cache_folder: Path) -> Path:
     """Return an empty folder, beside which there is room for caches."""
     (tmp_path / "here").mkdir()
+    (tmp_path / "cache").symlink_to(cache_folder)
     return tmp_path / "here"
 
 
 @pytest.mark.parametrize(
     ("name", "flags", "exit_code"),
     [
-        ("nothing-fits", (*_LARGE, *_SMALL), 1),
+        pytest.param("nothing-fits", (*_LARGE, *_SMALL), 1, marks=pytest.mark.slow),
         ("allowed", (*_LARGE, "--gpus", "1xA100-40G", "--host-ram", "16G", "--allow", "lora"), 0),
     ],
 )
@@ -119,7 +120,7 @@ _ASSUMED = ", which is assumed: set --host-ram"
 def test_the_answer_itself_says_that_host_memory_is_assumed(
     run_zerofit: RunZerofit, folder: Path, flags: tuple[str, ...], is_assumed: bool
 ) -> None:
-    said = _plan(run_zerofit, folder, "--fast", *_BERT, *flags).stdout
+    said = _plan(run_zerofit, folder, "--fast", *_BERT, *flags, *_NOTHING_TO_CHOOSE).stdout
     (line,) = [line for line in said.splitlines() if line.startswith("on ")]
     assert line.endswith(f" of host memory{_ASSUMED if is_assumed else ''}")
 
@@ -279,12 +280,13 @@ def _written(folder: Path) -> dict[str, int]:
 
 def test_what_a_catalog_entry_stands_for_is_said(run_zerofit: RunZerofit, folder: Path) -> None:
     flags = ("--model", "Qwen/Qwen-7B", "--seq-len", "512", "--global-batch", "8", *_A100)
-    stderr = _plan(run_zerofit, folder, "--fast", *flags).stderr
+    stderr = _plan(run_zerofit, folder, "--fast", *flags, *_NOTHING_TO_CHOOSE).stderr
     assert stderr.startswith("zerofit: assumed: qwen-7b: remote code on the hub; this is the Qwen2 class")
 
 
 def test_a_note_of_a_comparison_names_its_machine(run_zerofit: RunZerofit, folder: Path) -> None:
-    stderr = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--gpus", "1xT4").stderr
+    gpus = ("--gpus", "4xA100-40G", "--gpus", "1xT4")
+    stderr = _plan(run_zerofit, folder, "--fast", *_BERT, *gpus, *_NOTHING_TO_CHOOSE).stderr
     for machine, cores in (("4 x NVIDIA A100-SXM4-40GB", 24), ("1 x Tesla T4", 6)):
         (line,) = (line for line in stderr.splitlines() if line.startswith(f"zerofit: assumed: {machine}: "))
         assert f"; {cores} CPU cores on each node (--cpu-cores)" in line
@@ -299,7 +301,7 @@ def test_a_target_is_held_against_the_models_positions(run_zerofit: RunZerofit, 
 
 def test_a_plot_is_drawn_and_not_written_over(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    flags = ("--fast", *_BERT, *_A100, "--plot", "plan.png")
+    flags = ("--fast", *_BERT, *_A100, *_NOTHING_TO_CHOOSE, "--plot", "plan.png")
     first, again, forced = (_plan(run_zerofit, folder, *flags, *more) for more in ((), (), ("--force",)))
     assert (first.returncode, forced.returncode) == (0, 0), first.stderr
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
@@ -318,6 +320,7 @@ def test_a_plot_marks_the_choice_and_shows_what_is_too_large(folder: Path) -> No
     assert "too large" in words
 
 
+@pytest.mark.slow
 def test_layouts_are_listed_and_plotted_beside_each_other(run_zerofit: RunZerofit, folder: Path) -> None:
     pytest.importorskip("matplotlib")
     model = "--fast --model llama-3.1-8b --seq-len 131072 --no-padded --global-batch-size 8 --gpus 8xH100-80G"

@@ -31,8 +31,8 @@ def _ran(folder: Path, *words: str | bytes, line: str = "") -> tuple[int, str]:
     [
         ("data", _LONG),
         ("runs", "status", _LONG),
-        ("runs", "cancel", _LONG),
-        ("runs", "list", "--run-dir", _LONG),
+        pytest.param(("runs", "cancel", _LONG), marks=pytest.mark.slow),
+        pytest.param(("runs", "list", "--run-dir", _LONG), marks=pytest.mark.slow),
         ("runs", "logs", "x/" * 3000),
         ("data", "loop/x"),
     ],
@@ -48,9 +48,9 @@ def test_a_name_that_the_system_refuses(tmp_path: Path, words: tuple[str, ...]) 
     "words",
     [
         ("check", _BYTES + b".json"),
-        ("explain", _BYTES),
+        pytest.param(("explain", _BYTES), marks=pytest.mark.slow),
         ("plan", "--gpus", "1xA100-40G", _BYTES + b".py"),
-        ("runs", "status", _BYTES),
+        pytest.param(("runs", "status", _BYTES), marks=pytest.mark.slow),
         (_BYTES,),
         ("launch", b"--" + _BYTES),
     ],

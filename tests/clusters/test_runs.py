@@ -69,6 +69,7 @@ def test_a_run_of_this_machine_is_seen_followed_and_cancelled(
     assert "error[run-not-running]: the run is not running here" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_zerofit_is_seen_by_every_verb(
     launch: RunningLaunch, runs: RunZerofit, run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ esac
 """What a job calls, on a cluster of this machine alone."""
 
 
+@pytest.mark.slow
 def test_a_written_job_runs_as_it_is_and_is_then_followed(same_folder: Path) -> None:
     nodes = ("--num-machines", "1", "--gpus", "1xA100-80G")
     folder, _ = _write(same_folder, "slurm", *nodes, "--cpu", *_ITS_BATCH)

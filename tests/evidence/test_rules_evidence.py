@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BY_ID = {rule.id: rule for rule in ALL_RULES}
 TELLING = (
-    "deepspeed-key-rejected",
+    pytest.param("deepspeed-key-rejected", marks=pytest.mark.slow),
     "deepspeed-key-misspelt",
     "param-offload-needs-zero3",
     "accumulation-needs-accumulate",

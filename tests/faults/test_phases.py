@@ -31,7 +31,7 @@ _CASES = [
         victim,
         phase,
         id=f"{number}-{victim}-{phase}",
-        marks=() if (number, victim, phase) in _QUICK else pytest.mark.faults,
+        marks=pytest.mark.slow if (number, victim, phase) in _QUICK else pytest.mark.faults,
     )
     for number, victim in _FAULTS
     for phase in _PHASES

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped_results import GroupedResults
 from made.tokenizers import gpt_tokenizer
 from random_cases import VOCABULARY, Family
 from ranks_of_generate import NEW, PROMPTS, model, tokens
@@ -86,13 +87,21 @@ _ERRORS = {
 }
 """Rule, and what was found, of the cases that end with an error on both ranks."""
 _OTHER_ERRORS = ("called_on_rank_0_alone", "a_rank_that_is_silent")
+_LIKE_ANOTHER = (
+    *("zero2", "zero3_gathered_by_the_script", "zero3_without_cache"),
+    *("a_prefix_that_allows_nothing", "a_criterion_without_an_answer", "a_rank_that_fails_alone"),
+    *("weights_of_one_rank_each", "gathered_under_zenflow", "guidance_in_step"),
+)
+"""Slow cases, which go the way of others."""
 _SLOW_CASES = ("zero3_in_bf16_autocast", "in_inference_mode", "a_rank_that_is_slow")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str, list[Any]]:
     """Return each case's result on each of two ranks."""
-    return _run(tmp_path_factory.mktemp("ranks"), *_AS_ALONE, *_ANSWERS, *_ERRORS, *_OTHER_ERRORS)
+    all_cases = (*_AS_ALONE, *_ANSWERS, *_ERRORS, *_OTHER_ERRORS)
+    quick = tuple(case for case in all_cases if case not in _LIKE_ANOTHER)
+    return GroupedResults(lambda *cases: _run(tmp_path_factory.mktemp("ranks"), *cases), quick, _LIKE_ANOTHER)
 
 
 @pytest.fixture(scope="module")
@@ -101,20 +110,24 @@ def slow_ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dic
     return _run(tmp_path_factory.mktemp("slow_ranks"), *_SLOW_CASES)
 
 
+def _marked(cases: Iterable[str]) -> list[Any]:
+    return [pytest.param(case, marks=pytest.mark.slow if case in _LIKE_ANOTHER else ()) for case in cases]
+
+
 def _run(folder: Path, *cases: str) -> dict[str, list[Any]]:
     run_on_ranks(_RANKS, folder, "out.json", *cases)
     answers: dict[str, list[Any]] = json.loads((folder / "out.json").read_text())
     return answers
 
 
-@pytest.mark.parametrize("case", _AS_ALONE)
+@pytest.mark.parametrize("case", _marked(_AS_ALONE))
 def test_every_rank_gets_the_tokens_of_one_process(case: str, ranks: dict[str, list[Any]]) -> None:
     family, settings = _AS_ALONE[case]
     alone = _alone(family=family, **settings)
     assert ranks[case] == [alone, alone]
 
 
-@pytest.mark.parametrize("case", _ANSWERS)
+@pytest.mark.parametrize("case", _marked(_ANSWERS))
 def test_each_rank_gets_what_is_its_own(case: str, ranks: dict[str, list[Any]]) -> None:
     assert ranks[case] == _ANSWERS[case]()
 
@@ -129,7 +142,7 @@ def test_training_goes_on_after_a_call_in_inference_mode(slow_ranks: dict[str, l
     assert slow_ranks["in_inference_mode"] == [True, True]
 
 
-@pytest.mark.parametrize("case", _ERRORS)
+@pytest.mark.parametrize("case", _marked(_ERRORS))
 def test_every_rank_gets_the_error(case: str, ranks: dict[str, list[Any]]) -> None:
     rule, found = _ERRORS[case]
     assert [answer[0] for answer in ranks[case]] == [rule, rule]

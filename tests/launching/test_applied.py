@@ -46,7 +46,9 @@ def start(strategy: Strategy, launcher: tuple[str, ...], route: str, folder: Pat
 @pytest.mark.parametrize(
     ("strategy", "launcher", "route"),
     [
-        pytest.param(at_stage(ZeroStage.GRADIENTS), ACCELERATE, "accelerate", id="ZeRO-2"),
+        pytest.param(
+            at_stage(ZeroStage.GRADIENTS), ACCELERATE, "accelerate", id="ZeRO-2", marks=pytest.mark.slow
+        ),
         pytest.param(at_stage(ZeroStage.PARAMETERS), TORCHRUN, "trainer", id="ZeRO-3"),
         pytest.param(Strategy(micro_batch_size=2), (), "accelerate", id="one process"),
         pytest.param(

@@ -156,10 +156,10 @@ def test_a_damaged_record_is_listed_as_unreadable_and_kept(place: Path) -> None:
 
 @pytest.fixture
 def big(place: Path) -> Iterator[Path]:
-    """Return a log of 6 GB, which takes no room."""
+    """Return a log of a gigabyte, which takes no room."""
     file = place / "zerofit-runs" / _DAMAGED / "logs" / "rank0.log"
     with file.open("wb") as log:
-        log.truncate(6 << 30)
+        log.truncate(1 << 30)
     yield file
     file.unlink()
 

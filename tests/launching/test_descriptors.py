@@ -74,7 +74,14 @@ _SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", _SCRIPTS)
+_LIKE_ANOTHER = ("closes a range", "closes one by one", "closes its error stream", "duplicates over all")
+"""Slow: they close what "closes all" does."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in _LIKE_ANOTHER else ()) for name in _SCRIPTS],
+)
 def test_files_of_the_script_are_left_alone(name: str, launch: Launch, tmp_path: Path) -> None:
     closes, before_each_step = _SCRIPTS[name]
     script = tmp_path / "train.py"

@@ -129,6 +129,12 @@ def test_the_command_file_has_the_command_and_its_folder(launch: Launch, tmp_pat
     path = f'export PATH={os.path.dirname(sys.executable)}:"$PATH"'
     safe = ["export PYTHONSAFEPATH=1", "export ZEROFIT_SAFE_PATH=1"]
     assert rest == [path, *safe, run.record()["command"]]
+
+
+@pytest.mark.slow
+def test_the_command_file_repeats_the_run(launch: Launch) -> None:
+    run = launch("--num-processes", "1", str(SCRIPTS / "arguments.py"), "a b").check()
+    command = run.run_folder / "command.sh"
     again = subprocess.run([command], cwd="/", env=environment(), capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (0, run.stdout), again.stderr
 

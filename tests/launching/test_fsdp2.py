@@ -64,7 +64,7 @@ def _assert_same(folder: Path, expected: Path, *, names: str = "end.safetensors"
         pytest.param("plain", ("--no-reshard-after-forward",), marks=pytest.mark.slow),
         pytest.param("tied", (), marks=pytest.mark.slow),
         pytest.param("adapters", (), marks=pytest.mark.slow),
-        ("cleared-window", ()),
+        pytest.param("cleared-window", (), marks=pytest.mark.slow),
         pytest.param("clip-value", (), marks=pytest.mark.slow),
         pytest.param("torch-clip", (), marks=pytest.mark.slow),
         pytest.param("own-norm", (), marks=pytest.mark.slow),
@@ -108,8 +108,8 @@ def test_ranks_generate_completions_of_other_lengths_in_step(
         pytest.param("saved", "model.safetensors", marks=pytest.mark.slow),
         pytest.param("save-model", "model.safetensors", marks=pytest.mark.slow),
         pytest.param("tied-save-model", "model.safetensors", marks=pytest.mark.slow),
-        ("tied-saved", "model.safetensors"),
-        ("adapters-saved", "adapter_model.safetensors"),
+        pytest.param("tied-saved", "model.safetensors", marks=pytest.mark.slow),
+        pytest.param("adapters-saved", "adapter_model.safetensors", marks=pytest.mark.slow),
     ],
 )
 def test_whole_weights_are_saved(case: str, file: str, alone: Callable[[str], Path], tmp_path: Path) -> None:

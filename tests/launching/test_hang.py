@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -54,30 +56,61 @@ _LIMIT_S = 2
 _PATIENCE_S = 90
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Callable[..., list[subprocess.Popen[bytes]]]]:
-    """Start processes that are watched like ranks, and wait until they can be."""
-    (tmp_path / "torch/distributed").mkdir(parents=True)
-    (tmp_path / "torch/distributed/distributed_c10d.py").write_text(_COLLECTIVES)
-    begun: list[subprocess.Popen[bytes]] = []
+class _Ranks:
+    """Processes that are watched like ranks."""
 
-    def start(*programs: str) -> list[subprocess.Popen[bytes]]:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "torch/distributed").mkdir(parents=True)
+        (folder / "torch/distributed/distributed_c10d.py").write_text(_COLLECTIVES)
+        self._begun: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *programs: str) -> None:
         for rank, program in enumerate(programs):
-            script = tmp_path / f"train{rank}.py"
+            script = self.folder / f"train{rank}.py"
             script.write_text(_LIKE_A_RANK + program)
-            begun.append(subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank)]))
+            self._begun.append(subprocess.Popen([sys.executable, str(script), str(self.folder), str(rank)]))
+
+    def wait(self) -> None:
+        """Wait until all can be watched."""
         until = time.monotonic() + _PATIENCE_S
-        while any(read_observation(tmp_path, rank) is None for rank in range(len(programs))):
+        while any(read_observation(self.folder, rank) is None for rank in range(len(self._begun))):
             assert time.monotonic() < until
             time.sleep(0.05)
-        return begun
 
-    yield start
-    for process in begun:
-        with_below = [*psutil.Process(process.pid).children(), process]
-        for found in with_below:
-            found.kill()
-        process.wait()
+    def kill(self) -> None:
+        for process in self._begun:
+            with_below = [*psutil.Process(process.pid).children(), process]
+            for found in with_below:
+                found.kill()
+            process.wait()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[_Ranks]:
+    begun = _Ranks(tmp_path)
+    yield begun
+    begun.kill()
+
+
+def _watch_all(
+    cases: Mapping[str, tuple[str, str]], folder: Path, *, within_s: float
+) -> dict[str, tuple[RunWatch, str | None]]:
+    """Return each case's watch and how its run hangs, if it does; all at one time, as most is waiting."""
+    runs = {}
+    try:
+        for number, (name, programs) in enumerate(cases.items()):
+            runs[name] = _Ranks(folder / str(number))
+            runs[name].start(*programs)
+        for run in runs.values():
+            run.wait()
+        watches = {name: _watch(run.folder) for name, run in runs.items()}
+        with ThreadPoolExecutor(len(watches)) as pool:
+            found = pool.map(lambda watch: _hang(watch, within_s=within_s), watches.values())
+            return {name: (watches[name], sentence) for name, sentence in zip(watches, found, strict=True)}
+    finally:
+        for run in runs.values():
+            run.kill()
 
 
 class _Told(Observer):
@@ -102,7 +135,7 @@ def _hang(watch: RunWatch, *, within_s: float = _PATIENCE_S) -> str | None:
         if watch.look():
             assert watch.hang is not None
             return watch.hang.sentence
-        time.sleep(0.1)
+        time.sleep(0.3)
     return None
 
 
@@ -164,17 +197,18 @@ _HANGS = {
 }
 
 
-@pytest.mark.parametrize(("programs", "rank", "words"), _HANGS.values(), ids=_HANGS)
+@pytest.fixture(scope="module")
+def watched_hangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[RunWatch, str | None]]:
+    programs = {name: programs for name, (programs, _, _) in _HANGS.items()}
+    return _watch_all(programs, tmp_path_factory.mktemp("hangs"), within_s=_PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", _HANGS)
 def test_each_hang_is_ended_and_the_rank_named(
-    tmp_path: Path,
-    ranks: Callable[..., list[subprocess.Popen[bytes]]],
-    programs: tuple[str, str],
-    rank: int,
-    words: str,
+    name: str, watched_hangs: dict[str, tuple[RunWatch, str | None]]
 ) -> None:
-    ranks(*programs)
-    watch = _watch(tmp_path)
-    sentence = _hang(watch)
+    _, rank, words = _HANGS[name]
+    watch, sentence = watched_hangs[name]
     assert sentence is not None
     assert watch.hang is not None
     assert watch.hang.rank == rank, sentence
@@ -208,21 +242,26 @@ _NO_HANGS = {
 }
 
 
-@pytest.mark.parametrize("programs", _NO_HANGS.values(), ids=_NO_HANGS)
+@pytest.fixture(scope="module")
+def watched_works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[RunWatch, str | None]]:
+    return _watch_all(_NO_HANGS, tmp_path_factory.mktemp("works"), within_s=4 * _LIMIT_S)
+
+
+@pytest.mark.parametrize("name", _NO_HANGS)
 def test_what_works_or_moves_is_no_hang(
-    tmp_path: Path, ranks: Callable[..., list[subprocess.Popen[bytes]]], programs: tuple[str, str]
+    name: str, watched_works: dict[str, tuple[RunWatch, str | None]]
 ) -> None:
-    ranks(*programs)
-    watch = _watch(tmp_path)
-    assert _hang(watch, within_s=4 * _LIMIT_S) is None
+    watch, sentence = watched_works[name]
+    assert sentence is None
     watch.clear_unused()
-    assert not list(tmp_path.glob("*.stack"))
+    assert not list(watch.ranks_folder.glob("*.stack"))
 
 
 def test_ranks_that_wait_for_another_node_get_the_time_of_one_that_works(
-    tmp_path: Path, ranks: Callable[..., list[subprocess.Popen[bytes]]]
+    tmp_path: Path, ranks: _Ranks
 ) -> None:
-    ranks("c10d.barrier()", "c10d.barrier()")
+    ranks.start("c10d.barrier()", "c10d.barrier()")
+    ranks.wait()
     assert _hang(_watch(tmp_path, is_one_of_nodes=True), within_s=3 * _LIMIT_S) is None
     assert _hang(_watch(tmp_path)) is not None
 
@@ -272,32 +311,35 @@ def test_the_default_limit(
     assert _watch(tmp_path, limit_s=7)._limit_s(found) == 7
 
 
-@pytest.mark.parametrize(
-    ("program", "works"),
-    [
-        ("while True: pass", True),
-        ("import time\nwhile True: time.sleep(0.1)", False),
-        ("import time\nwhile True: print('still waiting', file=open('log', 'a')); time.sleep(0.2)", False),
-        ("import time\nwhile True: open('/dev/zero', 'rb').read(10**5); time.sleep(0.2)", True),
-        ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: pass'])", True),
-        ("import os\nwhile True: os.system('true')", True),  # children that end at once
-        ("import threading\nthreading.Event().wait()", False),
-    ],
-)
-def test_work_is_cpu_time_or_bytes_of_a_process_and_all_below(
-    tmp_path: Path, program: str, works: bool
-) -> None:
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+_WORK = {
+    "while True: pass": True,
+    "import time\nwhile True: time.sleep(0.1)": False,
+    "import time\nwhile True: print('still waiting', file=open('log', 'a')); time.sleep(0.2)": False,
+    "import time\nwhile True: open('/dev/zero', 'rb').read(10**5); time.sleep(0.2)": True,
+    "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: pass'])": True,
+    "import os\nwhile True: os.system('true')": True,  # children that end at once
+    "import threading\nthreading.Event().wait()": False,
+}
+
+
+def test_work_is_cpu_time_or_bytes_of_a_process_and_all_below(tmp_path: Path) -> None:
+    processes = {
+        program: subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path) for program in _WORK
+    }
+    pids = {program: process.pid for program, process in processes.items()}
     try:
         meter = WorkMeter()
-        time.sleep(2)  # its start is work
-        assert not meter.look([process.pid])
+        time.sleep(3)  # their start is work
+        assert not meter.look(pids.values())
         time.sleep(2)
-        assert (process.pid in meter.look([process.pid])) == works
+        busy = meter.look(pids.values())
+        assert {program: pid in busy for program, pid in pids.items()} == _WORK
     finally:
-        for found in (*psutil.Process(process.pid).children(), process):
-            found.kill()
-        process.wait()
+        for process in processes.values():
+            for found in (*psutil.Process(process.pid).children(), process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.kill()
+            process.wait()
 
 
 def test_the_launcher_knows_the_process_that_copies_output_by_its_name() -> None:

@@ -31,9 +31,16 @@ _NATIVE = ("--engine", "native")
 @pytest.mark.parametrize(
     ("own", "flags", "trains_on"),
     [
-        (_DEEPSPEED, (*_NATIVE, "--num-processes", "1"), "DistributedType.NO"),
+        pytest.param(
+            _DEEPSPEED, (*_NATIVE, "--num-processes", "1"), "DistributedType.NO", marks=pytest.mark.slow
+        ),
         (_SEVERAL, (*_NATIVE, "--num-processes", "1"), "DistributedType.NO"),
-        (_DEEPSPEED, (*_NATIVE, "--num-processes", "2"), "DistributedType.MULTI_CPU"),
+        pytest.param(
+            _DEEPSPEED,
+            (*_NATIVE, "--num-processes", "2"),
+            "DistributedType.MULTI_CPU",
+            marks=pytest.mark.slow,
+        ),
         (_DEEPSPEED, ("--zero-stage", "1", "--num-processes", "1"), "DistributedType.DEEPSPEED"),
     ],
 )

@@ -114,6 +114,7 @@ def test_a_script_has_the_time_to_save(
     assert_saved(tmp_path, num_ranks, number.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", EACH_NUMBER_OF_RANKS)
 def test_a_script_has_the_time_to_save_after_ctrl_c_on_a_terminal(num_ranks: int, tmp_path: Path) -> None:
     terminal, stdio = pty.openpty()

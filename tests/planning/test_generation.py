@@ -154,6 +154,7 @@ def test_the_first_layout_that_fits_is_chosen(
     assert _layout(_plan(name, node, call=call, **request_)) == expected
 
 
+@pytest.mark.slow
 def test_more_beams_leave_room_for_fewer_prompts() -> None:
     sizes = [_plan("llama-3-8b", _ONE_24, call={"num_beams": beams}).chosen.batch_size for beams in (1, 4)]
     assert sizes[0] > sizes[1]
@@ -163,11 +164,12 @@ def test_more_beams_leave_room_for_fewer_prompts() -> None:
     ("name", "node", "request_", "lacks"),
     [
         ("llama-3-70b", _ONE_24, {}, "of host memory"),
-        (
+        pytest.param(
             "llama-3-8b",
             _ONE_24,
             {"precision": Precision.FP32, "zero_stage": ZeroStage.NOTHING},
             "on each GPU",
+            marks=pytest.mark.slow,  # traced for it alone
         ),
         ("llama-3-8b", _machine(host_gib=8), {}, "of host memory"),
         (
@@ -187,6 +189,7 @@ def test_where_nothing_fits_the_last_layout_says_what_it_lacks(
     assert found.chosen.batch_size == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [ZeroStage.NOTHING, ZeroStage.PARAMETERS])
 def test_more_is_never_less(stage: ZeroStage) -> None:
     def peak(**changes: Any) -> int:

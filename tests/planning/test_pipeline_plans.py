@@ -209,6 +209,7 @@ def test_a_plan_is_made_for_stages_that_are_asked_for() -> None:
     assert (strategy.micro_batch_size or 0) * (strategy.gradient_accumulation_steps or 0) * 2 == 16
 
 
+@pytest.mark.slow
 def test_blocks_are_shared_by_memory_where_equally_fast_stages_do_not_fit() -> None:
     """The first of two stages holds two micro-batches, and is the fullest."""
     fixed: Any = {"micro_batch_size": 4, "gradient_checkpointing": False, "precision": Precision.FP32}

@@ -35,7 +35,6 @@ from zerofit.planning import plan as plan_file
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
 
-_NUM_LINES = 200
 _FLAGS: tuple[tuple[str, ...], ...] = (
     *(("--zero-stage", stage) for stage in "0123"),
     ("--engine", "native"),
@@ -103,6 +102,8 @@ _VERBS: dict[Verb, tuple[str, ...]] = {
 }
 
 
+_each_number = pytest.mark.parametrize("num_lines", [60, pytest.param(200, marks=pytest.mark.slow)])
+"""Of drawn lines."""
 _UNDERSCORED = {
     "--config-file": "--config_file",
     "--deepspeed-config-file": "--deepspeed_config_file",
@@ -146,7 +147,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
-def _lines() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+def _lines(num_lines: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
     """Yield zerofit's own flags, the flags that name files, and a launcher's line."""
     draw = Random(20261129)
     files = (
@@ -155,7 +156,7 @@ def _lines() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         (),
         (),
     )
-    for _ in range(_NUM_LINES):
+    for _ in range(num_lines):
         flags = tuple(word for chosen in draw.sample(_FLAGS, draw.choice((0, 1, 2, 3))) for word in chosen)
         named, line = draw.choice(files), draw.choice(_LINES)
         if named and line[:2] == ("accelerate", "launch") and draw.random() < 0.5:
@@ -174,9 +175,10 @@ def _told(found: RunSpec | str) -> Any:
     return found if isinstance(found, str) else _said(found)
 
 
-def test_a_line_means_the_same_to_all_verbs(resolved: Any) -> None:
+@_each_number
+def test_a_line_means_the_same_to_all_verbs(resolved: Any, num_lines: int) -> None:
     differing = []
-    for flags, named, line in _lines():
+    for flags, named, line in _lines(num_lines):
         target = (*named, *line, "train.py", "--lr", "1")
         found = {verb: resolved(*words, *flags, *target) for verb, words in _VERBS.items()}
         made = [spec for spec in found.values() if isinstance(spec, RunSpec)]
@@ -284,8 +286,9 @@ def test_accelerates_default_file_is_for_this_machine(
         assert ("world_size" in _said(resolved(*words))) == is_read, words
 
 
-def test_a_file_says_the_same_to_config_as_to_plan(resolved: Any) -> None:
-    for number, (flags, _, _) in enumerate(_lines()):
+@_each_number
+def test_a_file_says_the_same_to_config_as_to_plan(resolved: Any, num_lines: int) -> None:
+    for number, (flags, _, _) in enumerate(_lines(num_lines)):
         file = (
             f"acc-{number % len(_ACCELERATE)}.yaml" if number % 2 else f"ds-{number % len(_DEEPSPEED)}.json"
         )
@@ -404,9 +407,10 @@ def _ranks(found: Topology | None, *, on_cpu: bool, spec: RunSpec) -> tuple[Any,
     return None if found is None else (found.num_nodes, found.world_size, found.on_cpu), in_spec
 
 
-def test_check_of_a_launch_by_zerofit_means_what_launch_does(resolved: Any) -> None:
+@_each_number
+def test_check_of_a_launch_by_zerofit_means_what_launch_does(resolved: Any, num_lines: int) -> None:
     differing = []
-    for flags, named, line in _lines():
+    for flags, named, line in _lines(num_lines):
         words = (*flags, *named, *line, "train.py", "--lr", "1")
         spec = resolved("launch", "--dry-run", *words)
         if isinstance(spec, str):
@@ -421,9 +425,10 @@ def test_check_of_a_launch_by_zerofit_means_what_launch_does(resolved: Any) -> N
     assert not differing, (len(differing), differing[0])
 
 
-def test_check_of_a_launch_line_means_what_the_other_verbs_say(resolved: Any) -> None:
+@_each_number
+def test_check_of_a_launch_line_means_what_the_other_verbs_say(resolved: Any, num_lines: int) -> None:
     differing = []
-    for _, named, line in _lines():
+    for _, named, line in _lines(num_lines):
         if line[:2] != ("accelerate", "launch"):
             continue
         words = (*line, *(_UNDERSCORED.get(word, word) for word in named), "train.py", "--lr", "1")

@@ -49,6 +49,21 @@ ROWS = [
     Case("pp", "loop", ("split", "accumulated", "frozen", "resumed")),
     Case("pp", "trainer", ("checkpointed", "eight_bit", "bucketed")),
 ]
+AT_EACH_CHANGE = {
+    ("one", "trainer"),
+    ("ddp", "trainer"),
+    ("z1", "loop"),
+    ("z2", "trainer"),
+    ("z3", "loop"),
+    ("fsdp", "loop"),
+    ("fsdp", "trainer"),
+    ("hybrid", "loop"),
+    ("hybrid", "trainer"),
+    ("tp", "trainer"),
+    ("sp", "trainer"),
+    ("pp", "trainer"),
+}
+"""What `make test` trains: each layout and each change. The others: `make semantics ONLY=slow`, in CI."""
 REFUSED = {
     ("tp", "lora"): "tensor-parallel-adapters",
     ("pp", "lora"): "pipeline-adapters",
@@ -82,12 +97,22 @@ def _name(case: Case) -> str:
     return "-".join((case.layout, case.route, *case.changes))
 
 
-@pytest.mark.parametrize("case", ROWS, ids=_name)
+def _marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    return () if (case.layout, case.route) in AT_EACH_CHANGE else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize("case", [pytest.param(row, id=_name(row), marks=_marks(row)) for row in ROWS])
 def test_a_script_trains_as_it_does_by_itself(
     case: Case, covered_model: Path, alone: Callable[[Case], Trained], tmp_path: Path
 ) -> None:
     seen = train_under_zerofit(case, covered_model, tmp_path)
     assert differences(alone(case), seen, case) == [], seen.stderr
+
+
+def test_make_test_trains_each_layout_and_each_change() -> None:
+    rows = [row for row in ROWS if (row.layout, row.route) in AT_EACH_CHANGE]
+    assert {row.layout for row in rows} == {row.layout for row in ROWS}
+    assert {change for row in rows for change in row.changes} == set(CHANGES)
 
 
 def test_each_possible_pair_is_in_a_row() -> None:

@@ -39,10 +39,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
     [
         pytest.param("one-cycle", "adamw", "z2", marks=pytest.mark.slow),
         pytest.param("one-cycle", "sgd", "z3", marks=pytest.mark.slow),
-        ("one-cycle-of-groups", "adamw", "z3"),
+        pytest.param("one-cycle-of-groups", "adamw", "z3", marks=pytest.mark.slow),
         pytest.param("one-cycle-without-momentum", "adamw", "z1", marks=pytest.mark.slow),
         pytest.param("cyclic", "sgd", "z1", marks=pytest.mark.slow),
-        ("cyclic-exponential", "adamw", "z3-offload"),
+        pytest.param("cyclic-exponential", "adamw", "z3-offload", marks=pytest.mark.slow),
         ("warm-up-then-one-cycle", "adamw", "z2"),
         pytest.param("from-defaults", "adamw", "z2", marks=pytest.mark.slow),
         ("one-cycle", "adamw", "ddp"),

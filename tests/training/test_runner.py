@@ -102,7 +102,17 @@ _SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", _SCRIPTS)
+_LIKE_ANOTHER = (
+    *("helper", "chained", "syntax error", "base exception", "exit None", "exit 7", "os._exit"),
+    *("main is this module", "source"),
+)
+"""Slow cases, which Python ends or names as it does others."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in _LIKE_ANOTHER else ()) for name in _SCRIPTS],
+)
 def test_a_script_runs_as_python_runs_it(folder: Path, name: str) -> None:
     script = _script(folder, _SCRIPTS[name])
     plain = _python(folder, script, "--epochs", "3")

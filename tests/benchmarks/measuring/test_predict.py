@@ -21,6 +21,7 @@ from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
 
+@pytest.mark.slow
 def test_a_decoder_with_a_classifying_head_is_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def _with(**changed: Any) -> LadderRun:
     return replace(_BASE, strategy=replace(_BASE.strategy, **changed))
 
 
+@pytest.mark.slow
 def test_weights_in_16_bit_take_half_and_are_not_cast(predictor: Predictor) -> None:
     autocast = _predicted(predictor, _with(precision=Precision.BF16))
     pure = _predicted(replace(predictor, weights=Precision.BF16), _with(precision=Precision.BF16))
@@ -97,6 +99,7 @@ def test_of_more_ranks_each_needs_no_more(predictor: Predictor) -> None:
     assert len(context) == 1  # no NCCL
 
 
+@pytest.mark.slow
 def test_the_time_of_a_step_is_told_where_the_rates_are_known_and_nothing_is_exchanged(
     predictor: Predictor,
 ) -> None:

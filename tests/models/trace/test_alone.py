@@ -57,6 +57,7 @@ def test_many_traces_in_a_row_are_those_of_a_process_of_their_own(named: ModelSo
     assert len({trace.logs for trace in first}) == len(requests)
 
 
+@pytest.mark.slow
 def test_what_the_model_or_the_request_lacks_is_the_tracers_own_error(named: ModelSource) -> None:
     with pytest.raises(UserError) as raised:
         trace_alone(named, replace(_REQUEST, attention="flash_attention_2"))
@@ -64,6 +65,7 @@ def test_what_the_model_or_the_request_lacks_is_the_tracers_own_error(named: Mod
     assert trace_alone(named, _REQUEST).logs
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_started_again(named: ModelSource) -> None:
     before = trace_alone(named, _REQUEST)
     alone._started[-1]._process.kill()

@@ -102,7 +102,14 @@ def test_units_are_the_embeddings_each_block_and_the_head_with_the_last_norm() -
     ]
 
 
-@pytest.mark.parametrize("name", ["roberta", "gpt2", "mixtral", "vit", "falcon"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "roberta",
+        "mixtral",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "vit", "falcon")),
+    ],
+)
 def test_families_whose_embeddings_are_no_unit_are_sharded(name: str) -> None:
     log = _log(name, _request())
     assert all(shard.unit >= 0 for shard in log.shards)

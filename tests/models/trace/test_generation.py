@@ -129,9 +129,9 @@ _SLOW, _EVIDENCE = pytest.mark.slow, pytest.mark.evidence
     ("family", "lengths", "changes"),
     [
         ("llama", _SHORT, {}),  # two key-value heads for eight query heads
-        ("t5", _LONG, {}),
+        pytest.param("t5", _LONG, {}, marks=_SLOW),
         pytest.param("gpt2", _LONG, {}, marks=_SLOW),
-        ("mistral", (30, 20), {"sliding_window": 16}),
+        pytest.param("mistral", (30, 20), {"sliding_window": 16}, marks=_SLOW),
         pytest.param("deepseek_v3", _SHORT, {}, marks=_SLOW),
         *(pytest.param(family, _LONG, {}, marks=_SLOW) for family in CONFIGS),
         *(
@@ -150,7 +150,8 @@ def test_traced_tensors_are_those_of_a_real_call(
     assert _peak(trace) == pytest.approx(most, rel=0.02, abs=_IDS)
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("t5", marks=_SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "t5"])
 def test_beams_have_caches_of_their_own(family: str) -> None:
     most, cached = _generate(family, _SHORT, num_beams=3)
     trace = _traced(family, _SHORT, call={"num_beams": 3})
@@ -161,7 +162,7 @@ def test_beams_have_caches_of_their_own(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "num_beams"),
     [
-        ("llama", 1),
+        pytest.param("llama", 1, marks=_SLOW),
         pytest.param("t5", 3, marks=_SLOW),
         pytest.param("llama", 3, marks=_SLOW),
         pytest.param("t5", 1, marks=_SLOW),
@@ -208,7 +209,7 @@ def _of_catalog(name: str, precision: Precision, new_tokens: int) -> GenerationT
         pytest.param("llama-3-8b", Precision.BF16, 128 * KIB, marks=_SLOW),
         # 320 KiB: 80 layers, 8 key-value heads of 128: https://arxiv.org/abs/2307.09288, table 1
         pytest.param("llama-2-70b", Precision.FP16, 320 * KIB, marks=_SLOW),
-        ("gpt2", Precision.FP32, 2 * 12 * 768 * 4),
+        pytest.param("gpt2", Precision.FP32, 2 * 12 * 768 * 4, marks=_SLOW),
         # The decoder alone caches its own tokens: 12 of the 24 layers.
         pytest.param("t5-base", Precision.FP32, 2 * 12 * 768 * 4, marks=_SLOW),
     ],

@@ -92,6 +92,7 @@ def test_each_kernel_keeps_less_than_what_it_replaces() -> None:
     assert plain - without_loss >= 3 * _LENGTH * 4 * (of_norms + of_gates)
 
 
+@pytest.mark.slow
 def test_the_first_fused_loss_has_logits_in_fp32_and_a_copy_of_the_hidden_states() -> None:
     first = FusedKernel.FIRST_FUSED_LINEAR_CROSS_ENTROPY
     sizes = _bytes(_trace(_llama(), first, weights=Precision.BF16).log_for(3))

@@ -88,7 +88,10 @@ _REST = [
 
 @pytest.mark.parametrize(
     ("name", "weights", "factor"),
-    [*_FAST, *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST)],
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow if case[0] == "gemma2" else ()) for case in _FAST),
+        *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST),
+    ],
 )
 def test_a_loss_over_a_large_vocabulary_holds_what_its_trace_holds(
     tmp_path: Path, name: str, weights: Precision, factor: float

@@ -105,6 +105,7 @@ def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so() -> None:
     assert trace_config(*tiny("llama", 1), _REQUEST).notes == ()
 
 
+@pytest.mark.slow
 def test_a_weight_that_was_packed_in_another_format_is_unpacked_to_it_and_then_cast() -> None:
     import bitsandbytes
     import torch

@@ -73,7 +73,9 @@ def _exchanged(log: AllocationLog) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow)]
+)
 def test_ranks_that_share_tokens_share_activations_and_operations(fields: dict[str, bool]) -> None:
     whole, half = (_log(size, **fields) for size in (1, 2))
     assert _flops(half) * 2 == _flops(whole)

@@ -14,7 +14,7 @@ from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY, UNCER
 from zerofit.planning.estimate.device_memory.memory import BY_NAME, BY_OWN_MODEL, QUANTIZED_BY_NAME
 
 _ROOT = Path(__file__).parents[3]
-_NAMES = ("hf-bertL-adam8bit-all", pytest.param("litgpt-30", marks=pytest.mark.slow))
+_NAMES = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("hf-bertL-adam8bit-all", "litgpt-30"))
 """Quick cases of full training, in 8 bits with all else, and of adapters; `make test-published` has all."""
 
 

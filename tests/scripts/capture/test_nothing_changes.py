@@ -146,14 +146,26 @@ def write_rows(name, *first, table="t", **options):
 
 """
 _QUICK_WITHOUT = {
-    *("dir_fd", "chown", "pipe", "sqlite URI", "sqlite ATTACH", "shelve", "cache", "replace", "C library"),
+    *("dir_fd", "chown", "pipe", "sqlite ATTACH", "shelve", "cache", "replace", "C library"),
 }
 """Scripts that a quick test captures without Landlock, too."""
+_LIKE_ANOTHER = {
+    *("torch", "pathlib", "memmap", "raw file", "write, replace, write", "replace by dir_fd", "zipfile"),
+    *("unlink by dir_fd", "copy and move", "deleted tempfile", "logging", "sqlite URI", "sqlite WAL", "dbm"),
+    *("its own pipe", "new in a cache", "utime", "chmod of the C library"),
+}
+"""Scripts that write by the calls by which another one does."""
+
+
+def _is_quick(name: str, *, is_confined: bool) -> bool:
+    return name in _QUICK_WITHOUT or (is_confined and name not in _LIKE_ANOTHER)
+
+
 _CASES = [
     pytest.param(name, is_confined, id=f"{name}, {'confined' if is_confined else 'unconfined'}", marks=marks)
     for name in _SCRIPTS
     for is_confined in (True, False)
-    for marks in [() if name != "torch" and (is_confined or name in _QUICK_WITHOUT) else pytest.mark.slow]
+    for marks in [() if _is_quick(name, is_confined=is_confined) else pytest.mark.slow]
 ]
 
 

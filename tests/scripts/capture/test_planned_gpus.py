@@ -41,6 +41,7 @@ for batch in loader:
 """
 
 
+@pytest.mark.slow
 def test_it_is_captured_for_each_machine_and_kept_for_each(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
 

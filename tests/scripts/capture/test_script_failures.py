@@ -34,11 +34,19 @@ _LINES = (
     "tokenizes.py",
     "removes.py",
 )
+_IMPORT_MUCH = ("forks_training.py", "spawns_ranks.py")
+"""Scripts that start ranks as launches_notebook.py does, after as many imports."""
 _LIMITS_S = {"tokenizes.py": 3}
 _LIMIT_S = 60
 
 
-@pytest.mark.parametrize("line", _LINES, ids=[line.split()[0] for line in _LINES])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=line.split()[0], marks=pytest.mark.slow if line in _IMPORT_MUCH else ())
+        for line in _LINES
+    ],
+)
 def test_the_message_says_what_to_do(tmp_path: Path, golden: Callable[[str, str], None], line: str) -> None:
     target = tuple(line.split())
     shutil.copy(_SCRIPTS / target[0], tmp_path)

@@ -43,7 +43,7 @@ for batch in data:
 @pytest.mark.parametrize(
     "look",
     [
-        pytest.param("model.lm_head.weight.sum().item()", id="at a value"),
+        pytest.param("model.lm_head.weight.sum().item()", id="at a value", marks=pytest.mark.slow),
         pytest.param(
             "if model.lm_head.weight.is_meta: raise ValueError('wrong storage')",
             id="in a library of its own words",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped_results import GroupedResults
 from runs import run_on_ranks
 
 from zerofit.training.pipeline.batches import micro_batches_of
@@ -51,19 +52,46 @@ _REFUSED = {
 }
 
 
+_QUICK = (
+    *(
+        "tied",
+        "gpt2",
+        "eleven rows, three a pass",
+        "padded on the left",
+        "frozen first stage",
+        "unequal stages",
+    ),
+    *("interleaved", "bf16", "gradient on one copy", "timeouts", "generated alone", "saved", "refusals"),
+    *("evaluated", "interleaved, generated"),
+)
+"""Cases of each kind; the others are slow."""
+_OTHERS = (
+    *(case for case in _ROWS_OF_PASSES if case not in _QUICK),
+    *("interleaved, bf16", "generated", "interleaved, saved", "interleaved, evaluated"),
+)
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each rank found, by case."""
-    folder = tmp_path_factory.mktemp("pipelines")
-    run_on_ranks(_RANKS, folder, str(folder), num_ranks=4)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for path_of_rank in sorted(folder.glob("*-[0-3].json"), key=lambda one: one.stem.split("-")[::-1]):
-        for case, result in json.loads(path_of_rank.read_text()).items():
-            found.setdefault(case, []).append(result)
-    return found
+
+    def run(*cases: str) -> dict[str, list[dict[str, Any]]]:
+        folder = tmp_path_factory.mktemp("pipelines")
+        run_on_ranks(_RANKS, folder, str(folder), *cases, num_ranks=4)
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path_of_rank in sorted(folder.glob("*-[0-3].json"), key=lambda one: one.stem.split("-")[::-1]):
+            for case, result in json.loads(path_of_rank.read_text()).items():
+                found.setdefault(case, []).append(result)
+        return found
+
+    return GroupedResults(run, _QUICK, _OTHERS)
 
 
-@pytest.mark.parametrize("case", _ROWS_OF_PASSES)
+def _marked(*cases: str) -> list[Any]:
+    return [pytest.param(case, marks=pytest.mark.slow if case in _OTHERS else ()) for case in cases]
+
+
+@pytest.mark.parametrize("case", _marked(*_ROWS_OF_PASSES))
 def test_two_pipelines_make_the_loss_and_gradients_of_one_process(case: str, results: dict[str, Any]) -> None:
     """Of two batches, one for each pipeline; tied embeddings have the same gradient at both ends."""
     assert len(results[case]) == 4
@@ -73,7 +101,7 @@ def test_two_pipelines_make_the_loss_and_gradients_of_one_process(case: str, res
         assert max(rank["loss"], rank["gradients"], rank["norm"]) < _CLOSE
 
 
-@pytest.mark.parametrize("case", ["bf16", "interleaved, bf16"])
+@pytest.mark.parametrize("case", _marked("bf16", "interleaved, bf16"))
 def test_bf16_under_autocast_has_gradients_on_every_stage(case: str, results: dict[str, Any]) -> None:
     for rank in results[case]:
         assert rank["same have one"]
@@ -89,7 +117,7 @@ def test_groups_of_ranks_have_the_time_out_of_the_default_group(results: dict[st
     assert results["timeouts"] == 4 * [{"seconds": 4 * [333.0]}]
 
 
-@pytest.mark.parametrize("case", ["generated", "interleaved, generated"])
+@pytest.mark.parametrize("case", _marked("generated", "interleaved, generated"))
 def test_stages_generate_without_a_cache_and_draw_the_same_tokens(case: str, results: dict[str, Any]) -> None:
     ranks = results[case]
     assert all(rank["is_greedy"] and rank["keeps_cache"] for rank in ranks)
@@ -114,6 +142,7 @@ def test_weights_are_saved_whole_by_all_ranks_and_by_one_alone_not_at_all(result
     assert others == 3 * [{"weights": [], "files": []}]
 
 
+@pytest.mark.slow
 def test_interleaved_stages_are_saved_whole(results: dict[str, Any]) -> None:
     first, *others = results["interleaved, saved"]
     assert first == {"files": 3 * [True], "weights": len(first["weights"]) * [True]}
@@ -130,7 +159,7 @@ def test_an_output_without_logits_says_so_to_scripts_that_ask(results: dict[str,
     assert [(rank["hasattr"], rank["unpacked"]) for rank in results["refusals"]] == 4 * [(False, 1)]
 
 
-@pytest.mark.parametrize("case", ["evaluated", "interleaved, evaluated"])
+@pytest.mark.parametrize("case", _marked("evaluated", "interleaved, evaluated"))
 def test_evaluation_gives_the_whole_models_logits_or_the_loss_alone(
     case: str, results: dict[str, Any]
 ) -> None:

@@ -163,12 +163,17 @@ def kill_copier(number=9):
     [
         ("print('a', flush=True)\nkill_copier().wait()\nprint('b', flush=True)\ntime.sleep(2)", "a\nb\n"),
         ("kill_copier().wait()\nprint('x' * 300_000, flush=True)", "x" * 300_000 + "\n"),
-        (
+        pytest.param(
             "for number in range(3):\n"
             "    kill_copier().wait()\n    time.sleep(1.5)\n    print(number, flush=True)",
             "0\n1\n2\n",
+            marks=pytest.mark.slow,
         ),
-        ("kill_copier().wait()\ntime.sleep(2)\nsubprocess.run(['echo', 'a child'])", "a child\n"),
+        pytest.param(
+            "kill_copier().wait()\ntime.sleep(2)\nsubprocess.run(['echo', 'a child'])",
+            "a child\n",
+            marks=pytest.mark.slow,
+        ),
         (
             "kill_copier(11).wait()\ntime.sleep(2)\nos.write(1, b'last')\nos.kill(os.getpid(), 9)",
             "last",
@@ -212,11 +217,12 @@ last_exit.at_end = lambda: guard.keep(copier, 0)
             "b\nc\n",
         ),
         ("kill_copier().wait()\nsubprocess.run(['echo', 'a child'])", "a child\n"),
-        (
+        pytest.param(
             "tell = guard.tell\n"
             "guard.tell = lambda text: (time.sleep(2), tell(text))\n"
             "kill_copier().wait()\ntime.sleep(1)\nprint('b')",
             "b\n",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=[
@@ -238,6 +244,7 @@ def test_a_killed_copier_is_replaced_before_the_rank_ends(tmp_path: Path, progra
     assert sorted(_log(tmp_path)) == sorted(stdout + stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [1, 3])
 def test_what_a_copier_was_writing_when_it_was_killed_is_written_by_the_next(
     tmp_path: Path, num_kills: int

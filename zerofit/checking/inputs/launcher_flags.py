@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.configs.schema import ValueKind
@@ -132,32 +132,37 @@ class LauncherFlags:
 
     @cached_property
     def _parsers(self) -> tuple[LauncherParser, LauncherParser]:
-        from zerofit.checking.inputs.launcher_parser import (
-            LauncherParser,
-        )  # argparse is needed for lines only
+        return _parsers_of(self.keys, abbreviates=self.abbreviates, takes_dashes=self.takes_dashes)
 
-        flags, line = (
-            LauncherParser(prog="", add_help=False, allow_abbrev=self.abbreviates) for _ in range(2)
-        )
-        for key in self.keys:
-            options = dict.fromkeys(self._spellings(key))
-            for parser in (flags, line):
-                parser.add_flag(
-                    *options,
-                    dest=key.name,
-                    kind=next(map(_TYPES.get, key.kinds), None),
-                    is_switch=is_switch(key),
-                )
-        line.add_argument("script")
-        line.add_argument("arguments", nargs="...")  # argparse.REMAINDER
-        return flags, line
 
-    def _spellings(self, key: Key) -> Sequence[str]:
-        """Return a flag's option strings."""
-        names = [name for name in (key.name, *key.aliases) if len(name) > 1]
-        short = [f"-{name}" for name in key.aliases if len(name) == 1]
-        dashed = [f"--{name.replace('_', '-')}" for name in names] if self.takes_dashes else []
-        return [*(f"--{name}" for name in names), *dashed, *short]
+@lru_cache(maxsize=16)  # hundreds of flags take long to add
+def _parsers_of(
+    keys: tuple[Key, ...], *, abbreviates: bool, takes_dashes: bool
+) -> tuple[LauncherParser, LauncherParser]:
+    """Return argparse's parsers of the flags alone, and of whole lines."""
+    from zerofit.checking.inputs.launcher_parser import LauncherParser  # argparse is needed for lines only
+
+    flags, line = (LauncherParser(prog="", add_help=False, allow_abbrev=abbreviates) for _ in range(2))
+    for key in keys:
+        options = dict.fromkeys(_spellings(key, takes_dashes=takes_dashes))
+        for parser in (flags, line):
+            parser.add_flag(
+                *options,
+                dest=key.name,
+                kind=next(map(_TYPES.get, key.kinds), None),
+                is_switch=is_switch(key),
+            )
+    line.add_argument("script")
+    line.add_argument("arguments", nargs="...")  # argparse.REMAINDER
+    return flags, line
+
+
+def _spellings(key: Key, *, takes_dashes: bool) -> Sequence[str]:
+    """Return a flag's option strings."""
+    names = [name for name in (key.name, *key.aliases) if len(name) > 1]
+    short = [f"-{name}" for name in key.aliases if len(name) == 1]
+    dashed = [f"--{name.replace('_', '-')}" for name in names] if takes_dashes else []
+    return [*(f"--{name}" for name in names), *dashed, *short]
 
 
 def is_switch(key: Key) -> bool:

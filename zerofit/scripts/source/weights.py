@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence, Said
@@ -122,6 +123,7 @@ def half_weights(
     return Said(value=None, text=by.text, place=by.place, confidence=confidence)
 
 
+@lru_cache(maxsize=256)  # a script may call a function often
 def yields(function: ast.AST) -> bool:
     """Return True if a function is a generator."""
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function))

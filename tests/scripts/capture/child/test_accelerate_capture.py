@@ -128,6 +128,7 @@ def test_a_model_whose_containers_have_none_in_them_is_captured(captured_in_fork
     assert (facts.num_layers, facts.num_largest_layer_parameters) == (5, block)
 
 
+@pytest.mark.slow
 def test_a_model_of_diffusers_can_checkpoint(captured_in_forks: Any) -> None:
     pytest.importorskip("diffusers", reason="it comes with the extra dev")
     model = captured_in_forks("unet").capture.model

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped_results import GroupedResults
 from runs import run_on_ranks
 
 _RANKS = Path(__file__).parents[3] / "support" / "ranks_of_shards.py"
@@ -15,6 +16,8 @@ _SHARED = (
     *("llama", "one key-value head", "six heads", "tied", "qwen2", "qwen3", "mistral", "sliding window"),
     *("gpt2", "gpt_neox", "phi3", "mixtral"),
 )
+_QUICK = ("llama", "one key-value head", "tied", "gpt2", "mixtral")
+"""Of _SHARED; the others are slow."""
 _REFUSED = {
     "three heads": ("sequence-parallel-heads", "inside attention each rank has whole heads, for all tokens"),
     "gemma2": ("sequence-parallel-attention", "its masks only cover the tokens of one rank"),
@@ -22,19 +25,27 @@ _REFUSED = {
     "alibi": ("sequence-parallel-model", "a forward pass on a part of the tokens fails"),
     "hybrid": ("sequence-parallel-model", "its logits differ by"),
 }
+_ALWAYS = "stage 0"
+"""A result of every run."""
 _CLOSE = 1e-5
 """Of losses near 5, logits near 1, and gradients relative to the largest; 1e-6 is seen."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("shards")
-    run_on_ranks(_RANKS, folder, str(folder), *_SHARED, *_REFUSED)
-    return dict(json.loads((folder / "results.json").read_text()))
+    def run(*kinds: str) -> dict[str, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("shards")
+        run_on_ranks(_RANKS, folder, str(folder), *(kind for kind in kinds if kind != _ALWAYS))
+        return dict(json.loads((folder / "results.json").read_text()))
+
+    others = tuple(kind for kind in _SHARED if kind not in _QUICK)
+    return GroupedResults(run, (*_QUICK, *_REFUSED, _ALWAYS), others)
 
 
 @pytest.mark.parametrize("batch", _BATCHES)
-@pytest.mark.parametrize("kind", _SHARED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in _QUICK else pytest.mark.slow) for kind in _SHARED]
+)
 def test_parts_make_the_loss_and_gradients_of_the_whole(
     kind: str, batch: str, results: dict[str, Any]
 ) -> None:
@@ -50,4 +61,4 @@ def test_a_model_that_would_train_something_else_is_refused(kind: str, results: 
 def test_gradients_are_clipped_by_the_norm_of_one_copy_of_the_model(
     results: dict[str, dict[str, Any]],
 ) -> None:
-    assert results["stage 0"]["clipped norm"] == pytest.approx(5)
+    assert results[_ALWAYS]["clipped norm"] == pytest.approx(5)
