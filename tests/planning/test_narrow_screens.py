@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from captured_scripts import captured_problem
@@ -25,26 +27,35 @@ _GPUS = tuple(gpu.spec for gpu in load_gpus())
 _STAGE_3 = spec_of(zero_stage=ZeroStage.PARAMETERS, optimizer_offload=OffloadDevice.CPU)
 _TOO_SMALL = {"facts": LARGE, "num_gpus": 1, "memory_gib": 4, "host_gib": 8, "global_batch_size": 2}
 _FIXED = spec_of(engine=Engine.NATIVE)
-_ANSWERS = {
-    "fits": solved(problem(num_gpus=8, machine_fields={"nvme_bytes": 10**13})),
-    "offloads": solved(problem(facts=LARGE, num_gpus=1, memory_gib=24, global_batch_size=2)),
-    "fits on fixed terms": solved(problem(num_gpus=4, spec=_STAGE_3)),
-    "nothing fits": solved(problem(**_TOO_SMALL), gpus=_GPUS),
-    "nothing fits with what was asked": solved(
+_ANSWERS: dict[str, Callable[[], Answer]] = {
+    "fits": lambda: solved(problem(num_gpus=8, machine_fields={"nvme_bytes": 10**13})),
+    "offloads": lambda: solved(problem(facts=LARGE, num_gpus=1, memory_gib=24, global_batch_size=2)),
+    "fits on fixed terms": lambda: solved(problem(num_gpus=4, spec=_STAGE_3)),
+    "nothing fits": lambda: solved(problem(**_TOO_SMALL), gpus=_GPUS),
+    "nothing fits with what was asked": lambda: solved(
         problem(facts=LARGE, num_gpus=2, memory_gib=24, global_batch_size=8, spec=_FIXED),
         gpus=_GPUS,
     ),
-    "the host is too small": solved(problem(facts=LARGE, num_gpus=1, memory_gib=24, host_gib=24), gpus=_GPUS),
-    "a screen": solved(problem(facts=LARGE, num_gpus=2, memory_gib=28, global_batch_size=8), screens=True),
-    "a screen of what does not fit": solved(
+    "the host is too small": lambda: solved(
+        problem(facts=LARGE, num_gpus=1, memory_gib=24, host_gib=24), gpus=_GPUS
+    ),
+    "a screen": lambda: solved(
+        problem(facts=LARGE, num_gpus=2, memory_gib=28, global_batch_size=8), screens=True
+    ),
+    "a screen of what does not fit": lambda: solved(
         problem(**_TOO_SMALL),
         gpus=_GPUS,
         screens=True,
     ),
-    "a script": solved(captured_problem(num_gpus=2)),
-    "a script that does not fit": solved(captured_problem(num_gpus=1, memory_gib=2), gpus=_GPUS),
-    "layouts": solved(problem(num_gpus=4, sequence_length=4096), compares_layouts=True),
+    "a script": lambda: solved(captured_problem(num_gpus=2)),
+    "a script that does not fit": lambda: solved(captured_problem(num_gpus=1, memory_gib=2), gpus=_GPUS),
+    "layouts": lambda: solved(problem(num_gpus=4, sequence_length=4096), compares_layouts=True),
 }
+
+
+@cache
+def _answer(name: str) -> Answer:
+    return _ANSWERS[name]()
 
 
 def _whole(answer: Answer, width: int | None) -> str:
@@ -60,7 +71,7 @@ def _whole(answer: Answer, width: int | None) -> str:
 @pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("name", _ANSWERS)
 def test_no_line_is_too_long_and_none_is_cut(name: str, width: int) -> None:
-    text = _whole(_ANSWERS[name], width)
+    text = _whole(_answer(name), width)
     too_long = [line for line in text.splitlines() if len(line) > width and " " in line.strip()]
     assert too_long == []  # but a link or a command, which are no words of a sentence
     assert not [word for word in text.split() if word.endswith(("…", "...")) and not word.endswith("....")]
@@ -69,7 +80,7 @@ def test_no_line_is_too_long_and_none_is_cut(name: str, width: int) -> None:
 @pytest.mark.parametrize("name", _ANSWERS)
 def test_reasons_have_all_their_words_at_80_columns(name: str) -> None:
     """A narrow table abbreviates strategies and leaves columns out; what follows it is the same text."""
-    answer = _ANSWERS[name]
+    answer = _answer(name)
     for part in (plan_why, lambda answer, width: "\n".join(wrapped(verdict_lines(answer), width))):
         narrow, wide = (Counter("".join(part(answer, width=width).split())) for width in (80, None))
         assert narrow == wide
@@ -81,7 +92,7 @@ def test_reasons_have_all_their_words_at_80_columns(name: str) -> None:
 
 @pytest.mark.parametrize("name", _ANSWERS)
 def test_a_verdict_is_printed_once(name: str) -> None:
-    answer = _ANSWERS[name]
+    answer = _answer(name)
     text = "\n".join([*as_it_is_lines(answer), plan_table(answer, width=80)])
     assert text.count("Nothing fits.") == (not answer.found.chosen)
     assert text.count("your script as it is") == (answer.as_it_is is not None)

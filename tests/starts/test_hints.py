@@ -7,6 +7,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def _commands(text: str) -> Iterator[str]:
         yield " ".join(("zerofit", *taken))
 
 
+@cache
 def _valued(verb: str) -> set[str]:
     """Return the flags of a verb that have a value."""
     command = zerofit.get_command(click.Context(zerofit), verb)
@@ -100,6 +102,7 @@ def _valued(verb: str) -> set[str]:
     }
 
 
+@cache
 def _subcommands(verb: str) -> tuple[str, ...]:
     command = zerofit.get_command(click.Context(zerofit), verb)
     return tuple(command.list_commands(click.Context(command))) if isinstance(command, click.Group) else ()
