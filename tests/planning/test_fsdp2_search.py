@@ -178,7 +178,9 @@ def test_a_change_that_helps_fsdp2_alone_is_suggested() -> None:
     asked = problem(num_gpus=2, memory_gib=18, host_gib=32, facts=facts, global_batch_size=2, spec=spec)
     answer = solve(asked, estimator_of=_standing_in, quick_estimator_of=_standing_in)
     assert not answer.fits
-    [more] = [found for found in answer.suggestions if found.change == "64.0 GiB of host memory on each node"]
+    [more] = [
+        found for found in answer.suggestions if found.change == "128.0 GiB of host memory on each node"
+    ]
     assert (more.best.strategy.engine, more.best.strategy.param_offload) == (Engine.FSDP2, OffloadDevice.CPU)
 
 

@@ -72,6 +72,11 @@ class ClosedFormEstimator(TrainingEstimator):
     def _setup_of(self, log: AllocationLog, strategy: Strategy, stage: int = -1) -> Setup:
         return super()._setup_of(log, self._stand_in(strategy), stage)
 
+    def _host_setup(self, strategy: Strategy) -> Setup:
+        """Return FSDP2's own: ZeRO-3 partitions on the host what FSDP2 has whole on each rank."""
+        setup = super()._host_setup(strategy)
+        return replace(setup, strategy=strategy) if strategy.engine is Engine.FSDP2 else setup
+
     def _stand_in(self, strategy: Strategy) -> Strategy:
         if strategy.engine is not Engine.FSDP2:
             return strategy

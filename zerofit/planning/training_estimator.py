@@ -319,9 +319,13 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         )
         if alike not in self._hosts:
             self._hosts[alike] = estimate_host_memory(
-                self._setup(strategy), model=self._problem.model, machine=self._problem.machine
+                self._host_setup(strategy), model=self._problem.model, machine=self._problem.machine
             )
         return self._hosts[alike]
+
+    def _host_setup(self, strategy: Strategy) -> Setup:
+        """Return the setup whose host memory counts."""
+        return self._setup(strategy)
 
     def _step_time(self, strategy: Strategy) -> StepTime | None:
         return self._observed_runs.step_time(strategy, self._predicted_step_time)
