@@ -157,6 +157,7 @@ def test_a_fix_names_the_numbers_to_write(text: str, fix: str) -> None:
     [
         "#SBATCH --ntasks=3\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=2\nsrun python a.py\n",
         "#SBATCH --ntasks=16\n#SBATCH --ntasks-per-node=8\nsrun python a.py\n",
+        "#SBATCH --nodes=2\n#SBATCH --ntasks=4\n#SBATCH --ntasks-per-node=0\nsrun python a.py\n",
         "#SBATCH --nodes=2-4\n#SBATCH --gres=gpu:8\nsrun torchrun --nnodes $N --nproc_per_node 8 a.py\n",
         "#SBATCH --gres=gpu:8\naccelerate launch --num_processes 7 a.py\n",
         "#SBATCH --ntasks-per-node=8\n#SBATCH --gres=gpu:8\n"

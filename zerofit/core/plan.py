@@ -225,7 +225,7 @@ class Plan:
         """Return True if nobody chose the value of this Strategy field."""
         return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
 
-    def is_from_flag(self, field: str) -> bool:
+    def is_set_by_user(self, field: str) -> bool:
         """Return True if the user set this Strategy field, on the command line or in a file."""
         return field in self.typed_fields
 

@@ -43,8 +43,6 @@ Source: transformers/models/roberta/modeling_roberta.py, create_position_ids_fro
 """
 _UNLIMITED = ("t5", "mt5", "umt5", "longt5", "bloom", "mpt", "mamba", "mamba2", "rwkv")
 """Families without a maximum length: relative positions, ALiBi or none."""
-
-
 _ROTARY = (*_GATED_FAMILIES, "falcon", "gpt_neox", "phi")
 _ROTARY_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
 """Families, and keys of other families' configs, whose rotary positions are computed when they are needed.
@@ -114,7 +112,7 @@ def check_sequence_length(
     """Check that a model has positions for samples and targets of this length; None is not checked.
 
     Raises:
-        UserError: one is longer. Models without tokens ignore both, and rotary positions go on.
+        UserError: one is longer. Models without tokens ignore both; rotary positions have no end.
     """
     most = facts.max_sequence_length
     if most is None or not facts.vocab_size or facts.has_rotary_positions:
@@ -134,13 +132,13 @@ def check_sequence_length(
 
 
 def longer_note(facts: ModelFacts, sequence_length: int | None) -> str:
-    """Return what to know of samples that go beyond a model's rotary positions; empty if they don't."""
+    """Return a note if samples are longer than a model's rotary positions; empty if they are not."""
     most = facts.max_sequence_length
     if not facts.has_rotary_positions or most is None or (sequence_length or 0) <= most:
         return ""
     return (
-        f"samples of {sequence_length} tokens are longer than the {most} positions of {facts.name}: rotary "
-        "positions go on, and what the model learns there depends on its rope_parameters"
+        f"samples of {sequence_length} tokens are longer than the {most} positions of {facts.name}: its "
+        "rotary positions continue beyond them; how well it learns there depends on its rope_parameters"
     )
 
 

@@ -81,7 +81,7 @@ class AppliedSettings:
         if self.pipeline_parallel_size > 1:  # whose passes are always split
             return size * capture.rows_per_sample
         is_own = size * capture.passes_per_step * ranks == capture.global_batch_size(ranks)
-        if is_own and self.global_batch_size is None and not self.plan.is_from_flag("micro_batch_size"):
+        if is_own and self.global_batch_size is None and not self.plan.is_set_by_user("micro_batch_size"):
             return None
         return size * capture.rows_per_sample
 

@@ -16,8 +16,6 @@ from zerofit.core.setting import Said
 from zerofit.core.strategy import show
 from zerofit.scripts.facts import Action
 
-_NOTHING = Overrides()
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan, Topology
     from zerofit.core.strategy import Strategy
     from zerofit.scripts.facts import ScriptFacts
+
+_NOTHING = Overrides()
 
 
 def situation_of_strategy(

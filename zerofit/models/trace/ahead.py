@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.core.errors import UserError
 from zerofit.models.trace.alone import ending, fork
 from zerofit.models.trace.entry import cached_at, has_traced, trace_model
 
@@ -47,11 +49,16 @@ def trace_ahead(source: ModelSource, requests: Sequence[TraceRequest], *, cache_
         return
     for name in _LIBRARIES:
         importlib.import_module(name)
-    forks = [
-        _traced_in_a_fork(source, missing[first::processes], cache_folder) for first in range(1, processes)
-    ]
+    forks: list[int] = []
     try:
+        with contextlib.suppress(OSError):  # no more processes are allowed: the rest is traced when asked for
+            for first in range(1, processes):
+                forks.append(_traced_in_a_fork(source, missing[first::processes], cache_folder))
         _trace(source, missing[::processes], cache_folder)
+    except BaseException:  # Ctrl-C: nobody needs the others' traces either
+        for number in forks:
+            os.kill(number, signal.SIGTERM)
+        raise
     finally:
         for number in forks:
             with contextlib.suppress(ChildProcessError):  # a program may ignore SIGCHLD
@@ -60,14 +67,19 @@ def trace_ahead(source: ModelSource, requests: Sequence[TraceRequest], *, cache_
 
 def _trace(source: ModelSource, requests: Sequence[TraceRequest], cache_folder: Path) -> None:
     for request in requests:
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(Exception):
             trace_model(source, request, cache_folder=cache_folder)
 
 
 def _traced_in_a_fork(source: ModelSource, requests: Sequence[TraceRequest], cache_folder: Path) -> int:
-    """Return the number of a fork that writes traces and ends."""
+    """Return the number of a fork that writes traces and ends, and prints nothing.
+
+    The thread of a spinner, which is not in the fork, may have held the lock of the terminal.
+    """
     if (number := fork()) == 0:
-        with ending(tells=False):
+        with ending():
+            sys.stdout = sys.stderr = io.StringIO()
+            logging.disable()
             sys.modules["torch"].set_num_threads(1)  # the threads of a pool are not in the fork
             _trace(source, requests, cache_folder)
     return number

@@ -115,19 +115,14 @@ def _let_go_but(kept: set[int]) -> None:
 
 
 @contextmanager
-def ending(*, tells: bool = True) -> Iterator[None]:
-    """End this process afterwards, without the interpreter's last collection.
-
-    Args:
-        tells: whether what is raised is printed.
-    """
+def ending() -> Iterator[None]:
+    """End this process afterwards, without the interpreter's last collection."""
     code = 1
     try:
         yield
         code = 0
     except BaseException:
-        if tells:
-            traceback.print_exc()
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)

@@ -151,7 +151,7 @@ def _times(batch_size: int, accumulation: int) -> str:
 def micro_batch_too_large(settings: AppliedSettings, batch_size: int, *, why: str) -> UserError:
     """Return the error for a micro-batch that is larger than the script's batch."""
     micro_batch_size = settings.strategy.micro_batch_size
-    if settings.plan.is_from_flag("micro_batch_size"):
+    if settings.plan.is_set_by_user("micro_batch_size"):
         found = f"--micro-batch-size {micro_batch_size}"
         fix = f"set --micro-batch-size to {batch_size} or less"
     else:

@@ -78,7 +78,7 @@ def _contradicting_tasks(situation: Situation) -> Iterator[Hit]:
     if per_node is None and nodes is not None and tasks.number < nodes:
         why = "Slurm gives a job no more nodes than tasks"
         yield Hit(found=f"{tasks.text}{behind}", place=tasks.place, why=why, fix=fix)
-    if per_node is None or number is None:
+    if per_node is None or not number:
         return
     if tasks.number >= number and nodes in (None, -(-tasks.number // number)):
         return
