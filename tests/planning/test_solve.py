@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -514,3 +515,22 @@ def test_a_change_that_closed_forms_find_slightly_too_large_is_traced() -> None:
     found = suggestions(asked, solve=lambda _, quick: quick, presolve=presolve, gpus=())
     assert found[0].change == "--allow adafactor"
     assert tried[:2] == [asked.spec.options.reserve.share, asked.spec.options.reserve.share - 0.1]
+
+
+def test_traces_are_announced_before_the_first_is_made() -> None:
+    asked, traced = problem(num_gpus=2, memory_gib=24), list[TraceRequest]()
+    made, announced = made_trace(asked.model), list[tuple[TraceRequest, ...]]()
+
+    def trace(request: TraceRequest) -> Trace:
+        traced.append(request)
+        return made(request)
+
+    def expected(requests: Sequence[TraceRequest]) -> None:
+        assert traced == []
+        announced.append(tuple(requests))
+
+    estimator = TrainingEstimator(asked, trace=trace, rates=RATES, trace_ahead=expected)
+    assert solve(asked, estimator_of=lambda _: estimator).fits
+    (requests,) = announced
+    assert len(set(requests)) == len(requests) > 1
+    assert set(traced) <= set(requests)

@@ -234,7 +234,7 @@ def _files_line(judged: EstimatedStrategy, answer: Answer) -> str:
     said = f"{sayers}: {words}, {_verdict(judged, problem)}"
     if (fitting := answer.in_own_buckets) is not None:
         size = format_bytes(judged.estimate.device.peak_bytes - fitting.estimate.device.peak_bytes)
-        said += f"; its buckets alone are too large, by {size}: those that `zerofit config` writes fit"
+        said += f"; its buckets take {size} more than those of `zerofit config`, with which it fits"
     if chosen is None:
         return said
     if replace(chosen.strategy, buckets=judged.strategy.buckets) == judged.strategy:
