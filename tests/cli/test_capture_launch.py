@@ -22,6 +22,7 @@ from zerofit.cli.output.console import Console
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.overrides import Overrides
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
@@ -336,10 +337,10 @@ def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(p
 def test_the_rules_know_what_was_captured(plan_launch: Any) -> None:
     sgd = replace(LOOP.optimizers[0], class_path="torch.optim.sgd.SGD")
     flags = ("--cpu", "--num-processes", "2", "--preset", "z2-offload", "--global-batch-size", "32")
-    check_rules(plan_launch(*flags), Console())
+    check_rules(plan_launch(*flags), Console(), said=Overrides())
     to_launch = plan_launch(*flags, capture=replace(LOOP, optimizers=(sgd,)))
     with pytest.raises(ExceptionGroup) as error:
-        check_rules(to_launch, Console())
+        check_rules(to_launch, Console(), said=Overrides())
     assert [str(one).splitlines()[1] for one in error.value.exceptions] == [
         "  found: the script's SGD with optimizer offload to cpu"
     ]

@@ -40,6 +40,7 @@ _LLAMA_FACTS = ModelFacts(
     hidden_size=64,
     vocab_size=1000,
     max_sequence_length=256,
+    has_rotary_positions=True,
     architecture="LlamaForCausalLM",
     intermediate_size=160,
     num_attention_heads=4,

@@ -36,16 +36,17 @@ def test_it_is_asked_for_as_the_verb_says_and_closed_with_the_context(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made, told = _Captured(), {}
     monkeypatch.setattr(script, "capture_script", lambda target, **more: told.update(more) or made)
-    with captured(LOOP.target, limit_s=7, instead="leave it", observer=Console()) as run:
+    given: Any = {"limit_s": 7, "instead": "leave it", "retry": str, "observer": Console()}
+    with captured(LOOP.target, **given) as run:
         assert (run.capture, made.is_open) == (LOOP, True)
-    assert (told["limit_s"], told["cwd"], told["instead"]) == (7, tmp_path, "leave it")
+    assert (told["limit_s"], told["cwd"], told["instead"], told["retry"]) == (7, tmp_path, "leave it", str)
     assert told["cache_folder"] == tmp_path / "cache" / "zerofit"
     assert not made.is_open
     assert capsys.readouterr().err == "zerofit: /here/out was made on the way\n"
     made.is_open = True
     with (
         pytest.raises(RuntimeError),
-        captured(LOOP.target, limit_s=7, instead="leave it", observer=Console()),
+        captured(LOOP.target, **given),
     ):
         raise RuntimeError
     assert not made.is_open
