@@ -56,6 +56,24 @@ def test_log_of_a_successful_run() -> None:
     assert (done.returncode, done.stdout) == (0, "no failure in stdin\n")
 
 
+def test_what_a_launcher_says_of_its_ranks_is_no_other_failure(tmp_path: Path) -> None:
+    failed = "E1129 04:00:03 api.py:882] failed (exitcode: 1) local_rank: 1 (pid: 4304) of binary: python\n"
+    assert "also:" not in _explain("-", stdin=_FULL + failed).stdout
+    alone = _explain("-", stdin=failed).stdout
+    assert alone.startswith("cause:  a rank failed, and this log does not show why")
+
+
+@pytest.mark.parametrize("place", ["-", "empty.log", "."])
+def test_where_no_log_has_a_line_there_is_nothing_to_explain(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.log").touch()
+    done = _explain(place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error[log-empty]: there is nothing to explain\n  found: no line in ")
+
+
 @pytest.mark.parametrize(("name", "error"), [("", "no-logs"), ("absent.log", "log-not-readable")])
 def test_an_unreadable_log_is_named(tmp_path: Path, name: str, error: str) -> None:
     done = _explain(str(tmp_path / name))

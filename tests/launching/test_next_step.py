@@ -51,8 +51,9 @@ def _row(log: str, name: str) -> str:
     [
         (_FRAMES + _full("23.64"), "zerofit plan --gpus 1xRTX4090 tune.py names"),
         (_FRAMES + _full("39.50"), "zerofit plan --gpus 1xA100-40G tune.py, with your GPU's name"),
+        (_FRAMES + _full("39.39"), "zerofit plan --gpus 1xA100-40G tune.py, with your GPU's name"),
         (_full("139.80"), "zerofit plan --gpus 1xH200-141G SCRIPT names"),
-        (_FRAMES + _full("9.62"), "zerofit plan --gpus 1xGPU tune.py, with the name of your GPU of 9.62 GiB"),
+        (_FRAMES + _full("9.22"), "zerofit plan --gpus 1xGPU tune.py, with the name of your GPU of 9.22 GiB"),
         (
             "".join(f"[rank3]: {line}\n" for line in (_FRAMES + _full("22.03", 3)).splitlines()),
             "zerofit plan --gpus 4xL4 tune.py, with your GPU's name, as A10G",

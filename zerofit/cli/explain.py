@@ -44,6 +44,14 @@ def explained(path: str) -> RunExplanation:
         else:
             is_folder = place.is_dir()
             found = explain_logs(logs_in(place) if is_folder else [place], root=place if is_folder else None)
+        if not found.num_lines:
+            raise UserError(
+                "log-empty",
+                "there is nothing to explain",
+                found=f"no line in {', '.join(found.files) or path}",
+                why="a run that failed says so in a line of its output",
+                fix="name the file that has the run's output and its errors",
+            )
         return RunExplanation(explanation=found, collectives=found.waits)
     except OSError as error:
         raise UserError(

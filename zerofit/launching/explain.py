@@ -463,7 +463,12 @@ def _led_to(failure: LoggedFailure, cause: LoggedFailure) -> bool:
 
 
 def _only_confirms(other: LoggedFailure, cause: LoggedFailure) -> bool:
-    """Return True for a failure that says no more than the cause: the signal that ends what ran too long."""
+    """Return True for a failure that says no more than the cause.
+
+    Such are the signal that ends what ran too long, and a launcher's word that some rank failed.
+    """
+    if other.failure.id == _RANK_FAILED and cause.failure.role is Role.ROOT:
+        return True
     is_explained = other.failure.id in cause.failure.explains
     is_confirmation = other.failure.role is Role.CONFIRMATION
     return other.failure.id == cause.failure.id or (is_explained and is_confirmation)

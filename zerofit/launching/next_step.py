@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _CAPACITY = re.compile(r"GPU (?P<index>\d{1,3}) has a total capacity of (?P<gib>[\d.]{1,12}) GiB")
 """c10/cuda/CUDACachingAllocator.cpp."""
-_SAME_GIB = 0.05
-"""Difference between two logs of one kind of GPU: drivers reserve a little more or less. ASSUMPTION."""
+_SAME_GIB = (0.05, 0.15)
+"""Difference between two logs of one kind of GPU: drivers reserve a little more or less; the second where
+none is as near as the first. ASSUMPTION, of published logs: an A100-SXM4-40GB says 39.39 to 39.59 GiB."""
 _SCRIPT = " SCRIPT"
 _PLACEHOLDER = "zerofit plan --gpus 8xA100-80G SCRIPT, with the GPUs that the run had,"
 _ON_SEVERAL = ", raise the ZeRO stage (on several GPUs)"
@@ -107,8 +108,10 @@ def _plan_words(gib: float, count: int, *, is_counted: bool) -> str:
 def _gpus_of(gib: float) -> list[str]:
     """Return the GPUs of which torch reports this capacity, the nearest first."""
     distances = {gpu.name: abs(gpu.spec.usable_bytes / GIB - gib) for gpu in load_gpus()}
-    near = [name for name, distance in distances.items() if distance <= _SAME_GIB]
-    return sorted(near, key=lambda name: (round(distances[name], 2), "PCIe" in name))
+    for most in _SAME_GIB:
+        if near := [name for name, distance in distances.items() if distance <= most]:
+            return sorted(near, key=lambda name: (round(distances[name], 2), "PCIe" in name))
+    return []
 
 
 def _pasted(script: str) -> str:

@@ -104,6 +104,18 @@ def test_sizes(
     assert [u.fact for u in said.unknown if u.rule == _RULE] == ([unknown] if unknown else [])
 
 
+@pytest.mark.parametrize(
+    ("config", "fix"),
+    [
+        (_sizes(16, 4, 2), "leave out train_batch_size, or set it to 32"),
+        (_sizes(10, 4, 2), "leave out train_batch_size, or set it to the product"),
+    ],
+)
+def test_the_fix_names_the_product(config: dict[str, Any], fix: str) -> None:
+    said = verdict(config, topology=Topology(world_size=4))
+    assert [finding.fix for finding in said.findings if finding.rule == _RULE] == [fix]
+
+
 def test_a_missing_batch_size_is_certain_where_nobody_can_add_it() -> None:
     config = _sizes(None, None, 2)
     said = "ds_config.json with no train_batch_size and no train_micro_batch_size_per_gpu"

@@ -228,7 +228,9 @@ def _disagreeing(situation: Situation) -> Iterator[Hit]:
         is_right = train == divisor * num_ranks if is_exact else train % (divisor * num_ranks) == 0
         if not is_right:
             hit = hit_at(document, (TRAIN,), *shown)
-            yield replace(hit, found=f"{hit.found} on {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}")
+            fix = f"leave out train_batch_size, or set it to {divisor * num_ranks}" if is_exact else ""
+            ranks = f"{num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
+            yield replace(hit, found=f"{hit.found} on {ranks}", fix=fix or hit.fix)
 
 
 def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) -> bool:
