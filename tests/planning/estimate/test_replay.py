@@ -70,17 +70,6 @@ def test_a_run_gets_through_with_less_than_it_would_reserve() -> None:
     assert max(peak.reserved_bytes for peak in played.peaks) == 70 * MIB
 
 
-def test_under_a_limit_the_most_live_tensors_are_told_beside_the_most_reserved() -> None:
-    tape = Tape()
-    tape.begin(RunPhase.FORWARD)
-    for block in [tape.allocate(20 * MIB, "activations") for _ in range(2)]:
-        tape.free(block)
-    tape.allocate(42 * MIB, "weights")  # 82 MiB are reserved, of which 40 are cached
-    tape.allocate(22 * MIB, "outputs")  # the cached ones are freed for it
-    weights, outputs = ("weights", 42 * MIB), ("outputs", 22 * MIB)
-    assert replay(tape, capacity=84 * MIB).peaks == (_peak(RunPhase.FORWARD, weights, outputs, reserved=82),)
-
-
 def test_an_emptied_cache_is_not_reserved_any_more() -> None:
     tape = Tape()
     tape.begin(RunPhase.LOAD)

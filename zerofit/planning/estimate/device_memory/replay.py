@@ -61,10 +61,7 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapePeak:
-    """What a phase reserves at most, and what lives at its moment with most allocated memory.
-
-    Under a limit they are two moments: what is reserved falls where the allocator frees cached blocks.
-    """
+    """One phase at its peak: the moment with most reserved, and of those with most allocated memory."""
 
     phase: RunPhase
     live: tuple[tuple[str, int], ...]
@@ -101,7 +98,8 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
     for phase, start, stop in _spans(tape, cuts=emptied):
         if start in emptied:
             allocator.empty_cache()
-        most, largest, moment = allocator.reserved_bytes, allocator.allocated_bytes, start
+        most = allocator.reserved_bytes
+        largest, moment = allocator.allocated_bytes, start
         try:
             for index, entry in enumerate(tape.entries[start:stop], start + 1):
                 if entry < 0:
@@ -109,14 +107,15 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
                     continue
                 block = entry - 1
                 blocks[block] = allocate(sizes[block], streams.get(block, 0) if streams else 0)
-                if allocator.reserved_bytes > most:
-                    most = allocator.reserved_bytes
-                if allocator.allocated_bytes > largest:
+                if allocator.reserved_bytes != most:
+                    if allocator.reserved_bytes < most:
+                        continue
+                    most, largest, moment = allocator.reserved_bytes, allocator.allocated_bytes, index
+                elif allocator.allocated_bytes > largest:
                     largest, moment = allocator.allocated_bytes, index
         except OutOfMemoryError:
             ends = False
-        before = moments.get(phase, (0, -1, 0))
-        moments[phase] = (max(most, before[0]), *max((largest, moment), before[1:]))
+        moments[phase] = max(moments.get(phase, (-1, -1, 0)), (most, largest, moment))
         if not ends:
             break
     return Replay(peaks=_peaks(tape, moments), ends=ends)
