@@ -463,15 +463,10 @@ def _led_to(failure: LoggedFailure, cause: LoggedFailure) -> bool:
 
 
 def _only_confirms(other: LoggedFailure, cause: LoggedFailure) -> bool:
-    """Return True for a failure that says no more than the cause.
-
-    Such are the signal that ends what ran too long, and a launcher's word that some rank failed.
-    """
-    if other.failure.id == _RANK_FAILED and cause.failure.role is Role.ROOT:
-        return True
-    is_explained = other.failure.id in cause.failure.explains
-    is_confirmation = other.failure.role is Role.CONFIRMATION
-    return other.failure.id == cause.failure.id or (is_explained and is_confirmation)
+    """Return True for what says no more than the cause: a signal that ended the run, a launcher's word."""
+    is_signal = other.failure.role is Role.CONFIRMATION and other.failure.id in cause.failure.explains
+    is_word = other.failure.id == _RANK_FAILED and cause.failure.role is Role.ROOT
+    return other.failure.id == cause.failure.id or is_signal or is_word
 
 
 def _is_no_error(said: str) -> bool:
