@@ -10,14 +10,12 @@ from zerofit.checking.inputs.strategy import situation_of_launch
 from zerofit.checking.script_files import script_file
 from zerofit.checking.targets import Targets
 from zerofit.configs.schemas.catalog import load_schemas
-from zerofit.core.overrides import Overrides
+from zerofit.core.overrides import NOTHING_SAID, Overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zerofit.core.plan import Plan
-
-_NOTHING = Overrides()
 
 
 def check_plan(
@@ -26,7 +24,7 @@ def check_plan(
     script: str | None,
     arguments: Sequence[str],
     say: Callable[[str], object],
-    said: Overrides = _NOTHING,
+    said: Overrides = NOTHING_SAID,
 ) -> None:
     """Check that no compatibility rule forbids a run of a script under a plan.
 

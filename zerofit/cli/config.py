@@ -189,7 +189,7 @@ def _other_batch(spec: RunSpec, plan: Plan) -> list[str]:
     said = None if spec.files is None else spec.files.batch.get("global_batch_size")
     strategy, ranks = plan.strategy, plan.topology.data_parallel_size
     size, steps = strategy.micro_batch_size, strategy.gradient_accumulation_steps
-    if said is None or size is None or said.value == (made := size * (steps or 1) * ranks):
+    if said is None or size is None or said.value == (made := strategy.samples_per_step * ranks):
         return []
     parts = f"{size} x {steps or 1} x {ranks} rank{'s' * (ranks > 1)} = {made}"
     return [f"{said.text} ({said.where}) is left out: micro-batch x accumulation x ranks decide it, {parts}"]

@@ -138,6 +138,10 @@ class Overrides:
         return replace(self, said={**said, **overrides(where, **values).said})
 
 
+NOTHING_SAID = Overrides()
+"""Of a user who set nothing."""
+
+
 def overrides(where: str = "", **values: Any) -> Overrides:
     """Return values as overrides, without those that are None.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.check_plan import check_plan
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
-from zerofit.core.overrides import Overrides
+from zerofit.core.overrides import NOTHING_SAID, Overrides
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.strategy import Engine, OffloadDevice
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from zerofit.planning.run_spec import RunSpec
     from zerofit.planning.solve import Answer
 
-_NOTHING = Overrides()
 _SHOWN_ROWS = 6
 """Changes listed before a script starts."""
 
@@ -293,7 +292,7 @@ def _not_started(tuning: Tuning) -> LaunchedRun:
     )
 
 
-def check_launch(to_launch: PlannedLaunch, observer: Observer, *, said: Overrides = _NOTHING) -> None:
+def check_launch(to_launch: PlannedLaunch, observer: Observer, *, said: Overrides = NOTHING_SAID) -> None:
     """Check that libraries and rules allow a launch; findings name what files say by its line."""
     check_libraries_of(to_launch.plan.strategy)
     check_rules(to_launch, observer, said=said)

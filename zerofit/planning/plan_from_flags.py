@@ -80,7 +80,7 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
 def _copies_reason(topology: Topology, said: Overrides) -> Reason:
     """Return why FSDP2 makes several copies of the weights."""
     name, value = "dp_replicate_size", str(topology.dp_replicate_size)
-    return Reason(field=name, value=value, origin=_origin(name, said), why=_why_said(name, said))
+    return Reason(field=name, value=value, origin=origin_of(name, said), why=_why_said(name, said))
 
 
 def _with_both_copies(strategy: Strategy, said: Mapping[str, Any]) -> Strategy:
@@ -304,12 +304,12 @@ def reasons_by_flag(spec: RunSpec) -> list[Reason]:
     """Return a reason for each field of Strategy that the user set, with the place of its value."""
     said = spec.overrides
     return [
-        Reason(field=name, value=show(value), origin=_origin(name, said), why=_why_said(name, said))
+        Reason(field=name, value=show(value), origin=origin_of(name, said), why=_why_said(name, said))
         for name, value in said.strategy.items()
     ]
 
 
-def _origin(name: str, said: Overrides) -> Origin:
+def origin_of(name: str, said: Overrides) -> Origin:
     """Return who set a field: a file, or a flag."""
     return Origin.FILE if said.is_in_file(name) else Origin.FLAG
 

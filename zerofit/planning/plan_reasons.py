@@ -21,7 +21,7 @@ from zerofit.core.strategy import (
 from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
 from zerofit.planning.engine_order import first_engine
-from zerofit.planning.plan_from_flags import reasons_by_flag, why_precision
+from zerofit.planning.plan_from_flags import origin_of, reasons_by_flag, why_precision
 from zerofit.planning.search import (
     OFFLOAD_TIER,
     TIME_TIE_SHARE,
@@ -232,10 +232,8 @@ def _of_groups(problem: Problem) -> Iterator[Reason]:
     for name, flag in GROUP_FLAGS.items():
         size = getattr(problem.topology, name)
         if size > 1:
-            is_in_file = problem.said.is_in_file(name)
-            said_by = Origin.FILE if is_in_file else Origin.FLAG
-            origin = Origin.PLANNER if problem.why_shared else said_by
-            place = problem.said.where(name) if is_in_file else flag
+            origin = Origin.PLANNER if problem.why_shared else origin_of(name, problem.said)
+            place = problem.said.where(name) if problem.said.is_in_file(name) else flag
             why = problem.why_shared or f"{place} says so"
             yield Reason(field=name, value=str(size), origin=origin, why=why)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.overrides import Overrides
+from zerofit.core.overrides import NOTHING_SAID, Overrides
 from zerofit.core.secrets import masked
 from zerofit.planning.options import MachineFlags, MemoryLimits, ModelFlags
 from zerofit.planning.sources.nodes import Nodes
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from zerofit.machine.machine_spec import SpecifiedMachine
     from zerofit.planning.sources.config_files import ConfigFiles
 
-_NOTHING = Overrides()
 _OPTIONS = ModelFlags()
 _HERE = MachineFlags()
 _NODES = Nodes()
@@ -34,7 +33,7 @@ class RunSpec:
 
     target: tuple[str, ...] | None = None
     """The script or `-m module`, and its arguments; None for a model given by --model alone."""
-    overrides: Overrides = _NOTHING
+    overrides: Overrides = NOTHING_SAID
     """What the user set; a plan must follow it."""
     preset: str | None = None
     """Name of a preset to start from."""

@@ -11,7 +11,7 @@ from zerofit.checking.inputs.training_arguments import trainer_of
 from zerofit.checking.situation import RunSettings, Situation, setting_text
 from zerofit.core.command import Launcher
 from zerofit.core.optimizers.lookup import REPLACEMENT_IDS
-from zerofit.core.overrides import FLAGS, SWITCHED, Overrides, flag_of, overrides
+from zerofit.core.overrides import FLAGS, NOTHING_SAID, SWITCHED, Overrides, flag_of, overrides
 from zerofit.core.setting import Said
 from zerofit.core.strategy import show
 from zerofit.scripts.facts import Action
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
     from zerofit.scripts.facts import ScriptFacts
 
-_NOTHING = Overrides()
-
 
 def situation_of_strategy(
     strategy: Strategy,
@@ -38,7 +36,7 @@ def situation_of_strategy(
     own_optimizer: Said[str | None] | None = None,
     typed: Collection[str] | None = None,
     script: ScriptFacts | None = None,
-    said: Overrides = _NOTHING,
+    said: Overrides = NOTHING_SAID,
 ) -> Situation:
     """Return the situation of a strategy from flags, a plan or a script.
 
@@ -119,7 +117,7 @@ def _as_launched(script: ScriptFacts) -> ScriptFacts:
 
 
 def situation_of_launch(
-    plan: Plan, *, machine: Machine | None, targets: Targets, said: Overrides = _NOTHING
+    plan: Plan, *, machine: Machine | None, targets: Targets, said: Overrides = NOTHING_SAID
 ) -> Situation:
     """Return the situation of a plan that trains a script.
 

@@ -80,6 +80,5 @@ def _traced_in_a_fork(source: ModelSource, requests: Sequence[TraceRequest], cac
         with ending():
             sys.stdout = sys.stderr = io.StringIO()
             logging.disable()
-            sys.modules["torch"].set_num_threads(1)  # the threads of a pool are not in the fork
             _trace(source, requests, cache_folder)
     return number

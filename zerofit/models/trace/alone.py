@@ -79,8 +79,6 @@ def _in_a_fork(answer: Callable[[str], dict[str, Any]], line: str) -> dict[str, 
             os.close(reader)
             with ending():
                 gc.disable()  # a collection of FSDP2's cycles may end in a segmentation fault
-                if (torch := sys.modules.get("torch")) is not None:
-                    torch.set_num_threads(1)  # the threads of a pool are not in the fork
                 os.write(writer, (json.dumps(answer(line)) + "\n").encode())
         os.close(writer)
         with open(reader, encoding="utf-8") as told:
@@ -116,9 +114,11 @@ def _let_go_but(kept: set[int]) -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """End this process afterwards, without the interpreter's last collection."""
+    """Run in one thread, and end this process afterwards, without the interpreter's last collection."""
     code = 1
     try:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # the threads of a pool are not in the fork
         yield
         code = 0
     except BaseException:
