@@ -51,8 +51,8 @@ test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
 
-test-published: $(VENV)/.installed  ## predicts all published runs again, and compares with what is recorded
-	@$(BIN)/python -m pytest $(SPREAD) -m evidence tests/planning/estimate/test_published.py tests/benchmarks/test_measured_gpu.py
+test-published: $(VENV)/.installed  ## predicts all published runs again, and compares with what is recorded; ONLY="not slow": some of each source
+	@$(BIN)/python -m pytest $(SPREAD) -m "evidence$(if $(ONLY), and $(ONLY))" tests/planning/estimate/test_published.py tests/benchmarks/test_measured_gpu.py
 
 test-versions: $(VENV)/.installed  ## smoke tests on sets of versions, each in an environment of its own; SETS="oldest newest"
 	@PYTHON=$(PYTHON) VENV=$(VENV) versions/test.sh $(SETS)
