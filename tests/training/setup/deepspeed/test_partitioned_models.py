@@ -59,6 +59,7 @@ def _resized(
     ("rows", "new_num_tokens", "multiple", "captured_rows", "resized"),
     [
         (1000, 1000, None, None, False),  # the same size
+        (1001, 1001, None, None, False),  # the same size, which is odd
         (1000, 999, 8, None, False),  # the same size, once it is padded
         (1024, 1000, None, 1024, False),  # without ZeRO the script saw that there was room, and left it
         (1024, 1000, None, None, True),  # not captured: the script may want it smaller
