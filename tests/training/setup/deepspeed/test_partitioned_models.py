@@ -148,7 +148,7 @@ def test_a_parameter_without_elements_is_refused_under_zero3() -> None:
 
 def test_models_with_a_parameters_of_their_own_are_refused_if_it_takes_no_recurse() -> None:
     class Narrow(torch.nn.Linear):
-        def parameters(self) -> object:
+        def parameters(self) -> object:  # type: ignore[override]
             return (one for _, one in self.named_parameters())
 
     partitioned_models.refuse_own_parameters([torch.nn.Linear(2, 2), None])
