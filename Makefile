@@ -18,7 +18,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-reports bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-reports bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-start bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -51,8 +51,8 @@ test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
 
-test-published: $(VENV)/.installed  ## predicts all published runs again, and compares with what is recorded
-	@$(BIN)/python -m pytest $(SPREAD) -m evidence tests/planning/estimate/test_published.py tests/benchmarks/test_measured_gpu.py
+test-published: $(VENV)/.installed  ## predicts all published runs again, and compares with what is recorded; ONLY="not slow": some of each source
+	@$(BIN)/python -m pytest $(SPREAD) -m "evidence$(if $(ONLY), and $(ONLY))" tests/planning/estimate/test_published.py tests/benchmarks/test_measured_gpu.py
 
 test-versions: $(VENV)/.installed  ## smoke tests on sets of versions, each in an environment of its own; SETS="oldest newest"
 	@PYTHON=$(PYTHON) VENV=$(VENV) versions/test.sh $(SETS)
@@ -140,6 +140,9 @@ bench-bucketing: $(VENV)/.installed  ## real tokens a second on ragged data: fix
 
 bench-generation: $(VENV)/.installed  ## new tokens a second under ZeRO-3: weights layer by layer against gathered once
 	@$(BIN)/python benchmarks/generation.py
+
+bench-start: $(VENV)/.installed  ## how long a plan takes: cold, again, another batch, by closed forms
+	@$(BIN)/python benchmarks/start_times.py
 
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`, and observation to that
 	@$(BIN)/python benchmarks/launch_overhead.py

@@ -38,7 +38,13 @@ def _circumstances(results: Results) -> Circumstances:
 
 @pytest.mark.parametrize(
     "key",
-    [*sorted(_FEW), *(pytest.param(key, marks=pytest.mark.evidence) for key in sorted(_CASES.keys() - _FEW))],
+    [
+        *sorted(_FEW),
+        *(
+            pytest.param(key, marks=[pytest.mark.evidence, *([pytest.mark.slow] if number % 3 else [])])
+            for number, key in enumerate(sorted(_CASES.keys() - _FEW))
+        ),
+    ],
 )
 def test_a_recorded_prediction_is_todays(key: str) -> None:
     recorded = _CASES[key]

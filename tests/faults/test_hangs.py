@@ -87,8 +87,9 @@ _HANGS = {
 
 _CONFIRM = {("before the Accelerator", 0), ("save_state", 1), ("gather", 1), ("broadcast_object_list", 1)}
 _CONFIRM |= {("evaluates", 1), ("a killed copier", 0), ("a forked child", 0), ("a daemon", 0)}
-_CONFIRM |= {("SIGHUP", 0), ("SIGHUP", 1)}
-"""What another rank's fault, or another signal, shows already."""
+_CONFIRM |= {("SIGHUP", 0), ("SIGHUP", 1), ("os._exit", 0), ("SIGTERM", 1)}
+_CONFIRM |= {("wait_for_everyone", 1), ("a pipe", 0), ("a thread", 0)}
+"""What another rank's fault, another signal or another call of the same kind shows already."""
 
 
 def _of_ranks(faults: Iterable[tuple[str, int]]) -> list[Any]:

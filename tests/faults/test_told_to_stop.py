@@ -34,8 +34,15 @@ _STEPS = 60
 _PATIENCE_S = 150
 
 
-@pytest.mark.parametrize("engine", _ENGINES)
-@pytest.mark.parametrize(("script", "capture"), [("loop.py", LOOP), ("trainer.py", TRAINER)])
+@pytest.mark.parametrize(
+    ("script", "capture", "engine"),
+    [
+        ("loop.py", LOOP, "ZeRO-2"),
+        pytest.param("loop.py", LOOP, "FSDP2", marks=pytest.mark.slow),
+        pytest.param("trainer.py", TRAINER, "ZeRO-2", marks=pytest.mark.slow),
+        ("trainer.py", TRAINER, "FSDP2"),
+    ],
+)
 def test_a_stopped_run_is_saved_and_its_next_start_trains_the_rest(
     tmp_path: Path, built_ops: None, script: str, capture: object, engine: str
 ) -> None:

@@ -12,7 +12,7 @@ import zerofit
 from zerofit.core.facts import Versions
 from zerofit.core.observer import Observer
 from zerofit.core.plan import plan_from_json, plan_to_json
-from zerofit.core.strategy import Precision, ZeroStage
+from zerofit.core.strategy import Lora, Precision, ZeroStage
 from zerofit.planning.answer_lines import as_it_is_lines
 from zerofit.planning.plan_labels import rate
 from zerofit.planning.plan_table import plan_table
@@ -129,6 +129,12 @@ def test_a_model_of_pictures_is_counted_in_images_a_second() -> None:
     time = plan.estimate.step_time if plan.estimate is not None else None
     assert time is not None
     assert f"  {rate(64 / time.seconds)}  " in plan_table(answer)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, Lora()), (False, None), (Lora(rank=4), Lora(rank=4))])
+def test_lora_may_be_a_bool(value: bool | Lora, expected: Lora | None) -> None:
+    said = settings_of({"lora": value}).overrides.said.get("lora")
+    assert (said and said.value) == expected
 
 
 @pytest.mark.parametrize(("transformers", "dtype"), [("5.23.0", Precision.BF16), ("4.57.1", Precision.FP32)])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from zerofit.core.estimates import Holder, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Buckets, Engine, Lora, OffloadDevice, OptimizerName, Strategy, ZeroStage
+from zerofit.planning import plan_table
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
 from zerofit.planning.plan_labels import label, rate, seconds
-from zerofit.planning.plan_table import GROUPS, bar, group_of
+from zerofit.planning.plan_table import GROUPS, bar, group_of, short_verdict
 
 
 def _phase(**terms: int) -> PhaseMemory:
@@ -88,10 +92,40 @@ def test_label(strategy: Strategy, num_ranks: int, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(0.0123, "12 ms"), (0.9994, "999 ms"), (1, "1.00 s"), (12.34, "12.3 s"), (1234.5, "1234 s")],
+    [
+        (0.0123, "12 ms"),
+        (0.9994, "999 ms"),
+        (1, "1.00 s"),
+        (9.5, "9.50 s"),
+        (12.34, "12.3 s"),
+        (99.5, "99.5 s"),
+        (1234.5, "1234 s"),
+    ],
 )
 def test_seconds(number: float, expected: str) -> None:
     assert seconds(number) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (0.5, "fits, 50% faster"),
+        (0.96, "fits, as fast"),
+        (1.04, "fits, as fast"),
+        (1.09, "fits, 9% slower"),
+        (1.5, "fits, 50% slower"),
+        (2.0, "fits, 2.0x time"),
+        (None, "fits"),
+    ],
+)
+def test_a_short_verdict_has_the_time_beside_the_choice(
+    ratio: float | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_table, "speedup", lambda chosen, judged: ratio)
+    monkeypatch.setattr(plan_table, "fit_words", lambda estimate, problem: "fits")
+    answer: Any = SimpleNamespace(found=SimpleNamespace(chosen="the choice"), head="the choice", problem=None)
+    judged: Any = SimpleNamespace(fits=True, estimate=None)
+    assert short_verdict(answer, judged) == expected
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,8 @@ def test_a_plugin_in_the_script_counts_too(arguments: str, rules: set[str]) -> N
     assert _found(Example(script=_LOOP.format(arguments), command="torchrun --nproc_per_node 2")) == rules
 
 
+_NO_DATA = "evaluation-needs-dataset"  # the script gives none
+_ONLY_MODELS = 'save_only_model=True, fsdp=True, eval_strategy="steps", eval_steps=2, save_steps=2'
 _CONFIGS = [
     ('fsdp_config={"version": 2}', {"fsdp-config-without-fsdp"}),
     ('fsdp=False, fsdp_config={"version": 2}', {"fsdp-config-without-fsdp"}),
@@ -242,6 +244,9 @@ _CONFIGS = [
         'fsdp=True, save_only_model=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"}',
         {"fsdp-sharded-save-only-model"},
     ),
+    (f"{_ONLY_MODELS}, load_best_model_at_end=True", {_NO_DATA, "fsdp-best-model-needs-states"}),
+    (f"{_ONLY_MODELS}, load_best_model_at_end=False", {_NO_DATA}),
+    (f"{_ONLY_MODELS.replace('True', 'False', 1)}, load_best_model_at_end=True", {_NO_DATA}),
     ("fsdp=True", set()),
     ('fsdp="full_shard auto_wrap offload"', set()),
     ('fsdp=["shard_grad_op", "auto_wrap"], fsdp_config={"version": 2}', set()),

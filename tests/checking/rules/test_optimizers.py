@@ -232,6 +232,20 @@ def test_a_swapped_variant_of_adam_is_judged_by_its_weight_decay(
     assert _ids(replace(paged, trainer=trainer)) == [rule for rule in expected if "bits" not in rule]
 
 
+def test_the_fix_names_the_optimizer_of_its_route_and_the_section_of_the_file() -> None:
+    for route, adamw in ((Route.TRAINER, "optim=adamw_torch"), (Route.ACCELERATE, "torch.optim.AdamW")):
+        (finding,) = (
+            finding
+            for finding in check(
+                _situation("bitsandbytes.PagedAdamW", offload=_CPU, route=route), rules=RULES
+            ).findings
+            if finding.rule == "offload-changes-weight-decay"
+        )
+        assert finding.fix == (
+            f"use {adamw}, which costs no GPU memory with offload, or leave out offload_optimizer"
+        )
+
+
 def _facts(situation: Situation) -> set[str]:
     verdict = check(situation, rules=RULES)
     assert verdict.findings == ()

@@ -66,6 +66,17 @@ def test_a_prepared_scheduler_beside_the_section_is_an_error(script: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("section", "said"),
+    [(_SCHEDULER, "with scheduler.type="), ({"params": {}}, "with scheduler={")],
+)
+def test_the_section_is_quoted_by_its_type_where_it_has_one(section: dict[str, Any], said: str) -> None:
+    script = f"{_ADAMW}schedule = LambdaLR(optimizer, lambda step: 1.0)\n{_PREPARES}"
+    example = Example(deepspeed={**one_step(2), "scheduler": section}, script=f"{_HEAD}{script}")
+    (finding,) = check(situation_of_example(example), rules=schedules.RULES).findings
+    assert said in finding.found
+
+
+@pytest.mark.parametrize(
     "script",
     [
         f"{_ADAMW}if args.decays:\n    schedule = LambdaLR(optimizer, lambda step: 1.0)\n"

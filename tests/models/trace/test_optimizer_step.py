@@ -155,6 +155,16 @@ def test_on_flat_shards_states_are_as_wide_as_their_elements() -> None:
     assert optimizer_of(Strategy(), steps).costs.least_bytes == 4  # of the script's own weights
 
 
+def test_on_flat_shards_what_factors_matrices_keeps_an_element_for_each() -> None:
+    steps = trace_steps(_CASES["Adafactor"](_parameters()))
+    assert steps.flat is not None
+    tape = Tape()
+    flat = Stepped(num_elements=1_000_000, shape=(1_000_000,))
+    optimizer_of(Strategy(), steps).step(tape, [flat], is_first=True)
+    states = sum(size for size, term in zip(tape.sizes, tape.terms, strict=True) if term == STATES)
+    assert states >= 4_000_000 > 8 * steps.own.state_bytes * 4_000_000 / steps.own.num_bytes
+
+
 def test_a_plan_that_trains_a_part_counts_a_part_of_the_states() -> None:
     steps = trace_steps(_CASES["NAdam"](_parameters()))
     tape = Tape()

@@ -80,6 +80,9 @@ class _Running:
     def weights(self, call: str) -> str:
         return "of all stages"
 
+    def has(self, parameter: Any) -> bool:
+        return any(parameter is own for own in self.pipeline.model.parameters())
+
     def cut_optimizer(self, optimizer: Any) -> None:
         self.asked.append(optimizer)
 
@@ -166,6 +169,9 @@ def test_an_optimizer_that_is_prepared_before_its_model_is_cut_with_it(
 def test_a_compiled_pipeline_saves_whole_weights_and_says_that_it_is_not_compiled(running: _Running) -> None:
     kind, changes = type("Accelerator", (_Accelerator,), {}), quiet()
     wrap_all(kind, hooks.wrappers(kind, _SETTINGS, changes))
+    kind().prepare(running.pipeline.model)
+    kind().prepare(torch.compile(torch.nn.Linear(2, 2).requires_grad_(False), backend="eager"))
+    assert not changes.lines
     compiled = torch.compile(running.pipeline.model, backend="eager")
     kind().prepare(compiled)
     assert changes.lines == (
@@ -173,6 +179,20 @@ def test_a_compiled_pipeline_saves_whole_weights_and_says_that_it_is_not_compile
     )
     assert kind().get_state_dict(compiled) == "of all stages"
     assert kind().get_state_dict(torch.nn.Linear(2, 2)) == "its own"
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_norm_is_of_all_stages_for_the_pipelines_own_parameters_alone(
+    running: _Running, *, is_alone: bool
+) -> None:
+    asked: list[Any] = []
+    utils: Any = SimpleNamespace(clip_grad_norm_=lambda held, *rest: asked.append((held, rest)))
+    wrap_all(utils, hooks.clipping_wrappers(utils, _SETTINGS, quiet()))
+    others = torch.nn.Linear(2, 2)
+    given = others.weight if is_alone else others.parameters()
+    held = [others.weight] if is_alone else [others.weight, others.bias]
+    utils.clip_grad_norm_(given, 0.5)
+    assert asked == [(held, (0.5, 2.0, False, None))]
 
 
 def test_logits_stay_on_the_last_stage_where_a_trainer_wants_the_loss_alone(

@@ -57,6 +57,17 @@ def test_groups_and_schedulers_are_the_scripts(name: OptimizerName) -> None:
     assert "amsgrad" in new.param_groups[0] or name is not OptimizerName.ADAMW
 
 
+def test_an_adafactor_takes_the_scripts_rate_and_none_of_its_own() -> None:
+    net = model()
+    new = optimizer_swap.swap(torch.optim.AdamW(groups(net), lr=0.01), OptimizerName.ADAFACTOR)
+    assert type(new).__name__ == "Adafactor"
+    assert [(group["scale_parameter"], group["relative_step"]) for group in new.param_groups] == [
+        (False, False),
+        (False, False),
+    ]
+    assert [group["lr"] for group in new.param_groups] == [0.01, 0.02]
+
+
 EIGHT_BIT = WEIGHT + FP32 * WEIGHT // 256 + FP32 * 256
 """A byte for each element, a scale for each 256 of them, and a table of 256 values."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,39 @@ CASES = [
     ({"optimizer": OptimizerName.ADAMW}, {"optim": "sgd"}, "optim", "adamw_torch_fused"),
     ({"optimizer": OptimizerName.ADAMW_8BIT}, {"optim": "paged_adamw_8bit"}, "optim", "paged_adamw_8bit"),
 ]
+
+
+@pytest.mark.parametrize("given", ["dict", "text", "file"])
+@pytest.mark.parametrize(
+    ("config", "plan", "recomputes"),
+    [
+        ({"activation_checkpointing": True}, None, True),
+        ({"fsdp_activation_checkpointing": "true"}, None, True),
+        ({"activation_checkpointing": True}, False, False),
+        ({"activation_checkpointing": False}, None, False),
+        ({"reshard_after_forward": True}, None, False),
+    ],
+)
+def test_checkpointing_of_fsdps_own_stays_as_the_models_own(
+    config: dict[str, Any],
+    plan: bool | None,
+    recomputes: bool,
+    given: str,
+    under: Callable[..., Made],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FSDP_STATE_DICT_TYPE", raising=False)
+    file = tmp_path / "fsdp.json"
+    file.write_text(json.dumps(config))
+    made, changes, _ = under(uses_fsdp2=True, gradient_checkpointing=plan)
+    forms = {"dict": config, "text": json.dumps(config), "file": str(file)}
+    arguments = made(fsdp="full_shard", fsdp_config=forms[given])
+    assert not arguments.fsdp
+    field, *_ = field_names(arguments, "activation_checkpointing")
+    assert getattr(arguments, field) is recomputes
+    assert any("TrainingArguments.fsdp" in line for line in changes.lines)
+    assert any("as fsdp_config says" in line for line in changes.lines) is recomputes
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")

@@ -336,7 +336,8 @@ class Tracing:
 
     def _logs(self) -> Trace:
         start, main = self._affine()
-        whole = self._whole(main, start + 1)
+        self._check_replication(main, start + 1)
+        whole = self._whole(main)
         if start == _STARTS[0] and self._holds_for_one(main):
             start = 1
         logs = [to_allocation_log(whole, self.skeleton, start)]
@@ -389,8 +390,7 @@ class Tracing:
         return difference(log, self._run(samples), samples) is None
 
     def _exact(self, samples: int) -> AllocationLog:
-        log = exact(self._run(samples))
-        return to_allocation_log(self._whole(log, samples), self.skeleton, samples)
+        return to_allocation_log(self._whole(exact(self._run(samples))), self.skeleton, samples)
 
     def _run(self, samples: int, more: int = 0) -> RawLog[int]:
         key = (samples, tuple(stack.few(more) for stack in self.stacks))
@@ -401,13 +401,18 @@ class Tracing:
                 self.runs[key] = self.run(self.skeleton, samples)
         return self.runs[key]
 
-    def _whole(self, log: AffineLog, samples: int) -> AffineLog:
-        """Return the log of all layers, after checking on one more model size that replication is exact."""
-        if not self.stacks:
-            return log
-        seen = self._difference_of_longer(log, samples)
+    def _check_replication(self, log: AffineLog, samples: int) -> None:
+        """Compare a log with one more period of layers with a run of them, at one micro-batch size for all.
+
+        Raises:
+            NotPeriodicError: they differ.
+        """
+        seen = self._difference_of_longer(log, samples) if self.stacks else None
         if seen is not None:
             raise NotPeriodicError(seen)
+
+    def _whole(self, log: AffineLog) -> AffineLog:
+        """Return the log of all layers."""
         return self._grown(log, [(stack.num_layers - stack.few()) // stack.period for stack in self.stacks])
 
     def _difference_of_longer(self, log: AffineLog, samples: int) -> str | None:

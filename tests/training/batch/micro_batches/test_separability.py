@@ -20,6 +20,20 @@ def test_batch_normalization_is_refused_unless_it_is_frozen() -> None:
     made.backward(model(torch.randn(5, 3)).sum())
 
 
+def test_a_hook_of_the_script_on_a_gradient_may_look_and_not_change_it() -> None:
+    model = torch.nn.Linear(3, 1)
+    seen: list[Any] = []
+    model.weight.register_hook(seen.append)
+    made = split(model)
+    made.backward(model(torch.randn(5, 3)).sum())
+    assert seen
+    model = torch.nn.Linear(3, 1)
+    model.bias.register_hook(lambda gradient: gradient.clamp(max=1.0))
+    made = split(model)
+    found = refusal(lambda: made.backward(model(torch.randn(5, 3)).sum())).found
+    assert found == "a hook on the gradient of bias, which changes it"
+
+
 class _Keeping(torch.nn.Module):
     """Does something to its buffers in each training pass.
 

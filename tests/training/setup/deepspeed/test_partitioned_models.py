@@ -1,5 +1,6 @@
 """Embeddings that ZeRO-3 partitions are resized only where their size changes."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,7 @@ def _resized(
     ("rows", "new_num_tokens", "multiple", "captured_rows", "resized"),
     [
         (1000, 1000, None, None, False),  # the same size
+        (1001, 1001, None, None, False),  # the same size, which is odd
         (1000, 999, 8, None, False),  # the same size, once it is padded
         (1024, 1000, None, 1024, False),  # without ZeRO the script saw that there was room, and left it
         (1024, 1000, None, None, True),  # not captured: the script may want it smaller
@@ -107,6 +109,32 @@ def test_a_model_that_is_loaded_with_a_device_map_after_the_training_is_whole(
         "LlamaForCausalLM is loaded whole on each rank, since the script passes a device_map",
     )
     del alive
+
+
+@pytest.mark.parametrize(
+    ("partitioned", "equal", "gathers"),
+    [((), False, False), (("first",), False, False), (("first", "second"), False, True)],
+)
+def test_tied_weights_are_compared_whole_where_zero_has_partitioned_both(
+    partitioned: tuple[str, ...], gathers: bool, equal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.runtime import zero
+
+    gathered, compare = [], []
+    monkeypatch.setattr(zero, "GatheredParameters", lambda held: gathered.append(held) or nullcontext())
+    monkeypatch.setattr(partitioned_models, "compare_tied_by", lambda _, made: compare.append(made))
+    kind = type("Model", (), {"from_pretrained": classmethod(len), "_from_config": classmethod(len)})
+    kind.resize_token_embeddings = None  # type: ignore[attr-defined]
+    changes = quiet()
+    install(SimpleNamespace(PreTrainedModel=kind), settings(zero_stage=ZeroStage.PARAMETERS), changes)  # type: ignore[arg-type]
+    pair = {
+        name: SimpleNamespace(**({"ds_id": 1} if name in partitioned else {})) for name in ("first", "second")
+    }
+    assert compare[0](lambda first, second: equal, pair["first"], pair["second"]) is equal
+    assert gathered == ([[pair["first"], pair["second"]]] if gathers else [])
+    assert bool(changes.lines) is gathers
+    assert compare[0](lambda first, second: True, pair["first"], pair["first"]) is True
+    assert len(gathered) == gathers
 
 
 def test_a_parameter_without_elements_is_refused_under_zero3() -> None:
