@@ -28,7 +28,7 @@ from zerofit.launching.failures import GPU_IS_FULL, KnownFailure, Role, failure_
 from zerofit.launching.frames import PYTHON, frame_in, script_of
 from zerofit.launching.log_lines import LONGEST_SHOWN, read_lines, shown_line
 from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
-from zerofit.launching.next_step import completed, of_own_dataset
+from zerofit.launching.next_step import completed
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ _KEPT_LINES = 200
 _MOST_FRAMES = 1000
 """Frames of a traceback that are kept: Python's default limit of recursion."""
 _SHOWN_LINES = 3
-_UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
+_UNKNOWN, _TIMED_OUT = "unknown-exception", "nccl-timeout"
+_TIME_LIMIT = "time-limit"
+"""Begins the id of each scheduler's limit."""
 _SOUNDS_DONE = re.compile(
     r"(?i)train_runtime|\b(finish(ed|es)?|completed?|done|saved|success\w*|ended|succeeded)\b"
     r"|exit(ed)? (with )?(code )?0\b|\b100%\||wandb: "
@@ -285,7 +287,6 @@ class LogReader:
                 rank=own,
                 moment=before.moment() or ended_at,
             )
-            failure = of_own_dataset(failure, _raising(frames))
             if failure.id == NETWORK_FAILED:
                 failure = named_fault(failure, said)
             elif failure.id == GPU_IS_FULL and self.full is None:
@@ -455,7 +456,7 @@ def _led_to(failure: LoggedFailure, cause: LoggedFailure) -> bool:
         return True
     # A failure after which the log says nothing more: one that the script handled has more lines after it.
     return (
-        cause.failure.id == _TIME_LIMIT
+        cause.failure.id.startswith(_TIME_LIMIT)
         and failure.failure.role is not Role.CONFIRMATION
         and failure.at.file == cause.at.file
         and cause.at.line - failure.at.line <= _KEPT_LINES
