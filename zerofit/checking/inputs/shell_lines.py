@@ -145,7 +145,11 @@ def shell_lines(
     before, arguments = _around_file(started)
     job = with_options(batch_job(text, name=name, first_line=first_line), before)
     shell = _Shell(
-        name=name, offset=first_line - 1, job=job, variables=variables_of(text), arguments=arguments
+        name=name,
+        offset=first_line - 1,
+        job=job,
+        variables=variables_of(text, first_line=first_line),
+        arguments=arguments,
     )
     shell.run(shell_commands(text.replace("\r\n", "\n")))
     return tuple(_with_carriage(line, carriages) for line in shell.lines)
