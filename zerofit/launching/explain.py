@@ -97,9 +97,7 @@ _KEPT_LINES = 200
 _MOST_FRAMES = 1000
 """Frames of a traceback that are kept: Python's default limit of recursion."""
 _SHOWN_LINES = 3
-_UNKNOWN, _TIMED_OUT = "unknown-exception", "nccl-timeout"
-_TIME_LIMIT = "time-limit"
-"""Begins the id of each scheduler's limit."""
+_UNKNOWN, _TIME_LIMIT, _TIMED_OUT = "unknown-exception", "time-limit", "nccl-timeout"
 _SOUNDS_DONE = re.compile(
     r"(?i)train_runtime|\b(finish(ed|es)?|completed?|done|saved|success\w*|ended|succeeded)\b"
     r"|exit(ed)? (with )?(code )?0\b|\b100%\||wandb: "
