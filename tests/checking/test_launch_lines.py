@@ -355,3 +355,105 @@ def test_a_former_key_of_a_llama_factory_recipe() -> None:
     assert _told(check("llamafactory-cli", "train", "r.yaml")) == [
         "r.yaml:3 training-argument-unknown: evaluation_strategy=steps"
     ]
+
+
+_MACHINES = (
+    "accelerate launch --use_deepspeed --zero_stage 2 --num_machines {} --machine_rank {} {} train.py\n"
+)
+_SECTION = (
+    "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 2\n"
+)
+_OF_FILE = "accelerate launch --config_file acc.yaml --num_machines $N --machine_rank $RANK train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "section", "is_found"),
+    [
+        (_MACHINES.format("$NODES", "$RANK", ""), "", True),
+        (_MACHINES.format("${SLURM_NNODES}", "$SLURM_NODEID", "--main_process_ip $HEAD"), "", True),
+        (_MACHINES.format("$(cat nodes | wc -l)", "$1", ""), "", True),
+        (_OF_FILE, _SECTION, True),
+        ("srun bash -c '" + _MACHINES.format("$SLURM_NNODES", "$SLURM_PROCID", "").strip() + "'\n", "", True),
+        (_MACHINES.format("$NODES", "$RANK", "--deepspeed_multinode_launcher standard"), "", False),
+        (_MACHINES.format("$NODES", "$RANK", "--deepspeed_hostfile hosts"), "", False),
+        (_MACHINES.format("$NODES", "$RANK", "--deepspeed_multinode_launcher $LAUNCHER"), "", False),
+        (_OF_FILE, _SECTION + "  deepspeed_multinode_launcher: standard\n", False),
+        (_OF_FILE, "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 8\n", False),
+        (_MACHINES.format("1", "$RANK", ""), "", False),
+        (_MACHINES.format("$NODES", "0", ""), "", False),
+    ],
+)
+def test_machines_that_a_job_numbers_need_the_standard_launcher(
+    line: str, section: str, is_found: bool
+) -> None:
+    Path("acc.yaml").write_text(section)
+    told = [finding for finding in _check(line).findings if finding.rule == "multinode-needs-hostfile"]
+    assert len(told) == is_found
+    assert all(finding.fix == "add --deepspeed_multinode_launcher standard" for finding in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("export MASTER_ADR=node1\n", "run.sh:1 MASTER_ADR=...: write MASTER_ADDR"),
+        (
+            "set -e\nexport CUDA_VISIBLE_DEVICE=0,1\n",
+            "run.sh:2 CUDA_VISIBLE_DEVICE=...: write CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            "export HF_HOME=/x TOKENIZER_PARALELISM=false\n",
+            "run.sh:1 TOKENIZER_PARALELISM=...: write TOKENIZERS_",
+        ),
+        ("NCCL_SOCKET_IFNMAE=eth0 ", "run.sh:1 NCCL_SOCKET_IFNMAE=...: write NCCL_SOCKET_IFNAME"),
+        ("ulimit -l 1; export OMP_NUM_THREAD=8\n", "run.sh:1 OMP_NUM_THREAD=...: write OMP_NUM_THREADS"),
+        (
+            "declare -x PYTORCH_CUDA_ALOC_CONF=x\n",
+            "run.sh:1 PYTORCH_CUDA_ALOC_CONF=...: write PYTORCH_CUDA_ALLOC_CONF",
+        ),
+        ("export MASTER_ADDR=node1 NCCL_IB_TC=106 NCCL_IB_SL=3 NODE_RANK=0\n", ""),
+        ("export MASTER_ADR=node1\nexport MASTER_ADDR=$MASTER_ADR\n", ""),
+        ("MASTER_ADR=node1\n", ""),  # no program gets it
+        ("# export MASTER_ADR=node1\n", ""),
+        ("export WORLD_SIZE1=2\necho ${WORLD_SIZE1}\n", ""),
+        ("export PYTORCH_HIP_ALLOC_CONF=x HF_HUB_ENABLE_HF_TRANSFER=1 NCCL_NET=Socket\n", ""),
+    ],
+)
+def test_a_variable_that_is_almost_a_librarys(text: str, found: str) -> None:
+    findings = _check(f"{text}python train.py --lr 1\n").findings
+    told = [
+        f"{finding.place} {finding.found}: {finding.fix}"
+        for finding in findings
+        if finding.rule == "environment-variable-misspelt"
+    ]
+    assert len(told) == bool(found)
+    assert all(line.startswith(found) for line in told)
+
+
+_ARGUMENTS_ALONE = "from transformers import TrainingArguments\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "rule"),
+    [
+        ("TrainingArguments('out', evaluation_strategy='steps')\n", "training-argument-unknown"),
+        ("args = TrainingArguments('out', bf16=True, fp16=True)\n", "trainer-takes-one-half-precision"),
+        (
+            "from own import fit\nfit(TrainingArguments('out', lerning_rate=1e-4))\n",
+            "training-argument-unknown",
+        ),
+        (
+            "from sentence_transformers import SentenceTransformerTrainer\n"
+            "args = TrainingArguments('out', optim='adam')\nSentenceTransformerTrainer(args=args)\n",
+            "trainer-unknown-optimizer",
+        ),
+        (
+            "def arguments():\n    return TrainingArguments('out', overwrite_output_dir=True)\narguments()\n",
+            "training-argument-unknown",
+        ),
+        ("args = TrainingArguments('out', eval_strategy='steps')\n", ""),
+        ("from accelerate import Accelerator\nAccelerator()\nTrainingArguments('out', seed=2)\n", ""),
+    ],
+)
+def test_training_arguments_are_checked_where_the_trainer_is_elsewhere(script: str, rule: str) -> None:
+    told = {finding.rule for finding in _check(_ARGUMENTS_ALONE + script, "arguments.py").findings}
+    assert told == ({rule} if rule else set())

@@ -89,6 +89,35 @@ def test_a_hostfile_is_held_against_the_flags(flags: str, expected: list[str]) -
     assert _found(f"deepspeed --hostfile hosts {flags} gone.py") == expected
 
 
+@pytest.mark.parametrize(
+    ("hostfile", "found", "fix"),
+    [
+        ("node1 slots=8\nnode2 slot=8\n", "node2 slot=8 (bad:2)", "write node2 slots=8"),
+        ("node1\nnode2\n", "node1 (bad:1)", "write node1 slots=GPUS"),
+        ("# two nodes\n\nnode1:4\nnode2:4\n", "node1:4 (bad:3)", "write node1 slots=4"),
+        ("node1 slots = 8\n", "node1 slots = 8 (bad:1)", "write node1 slots=8"),
+        ("10.0.0.4 slots=2\n10.0.0.5, slots 2\n", "10.0.0.5, slots 2 (bad:2)", "write 10.0.0.5, slots=2"),
+        (
+            "node1 slots=4\nnode1 slots=4\n",
+            "node1 slots=4, the second line of node1 (bad:2)",
+            "keep one line for node1, with the number of its GPUs as slots",
+        ),
+        ("# node1 slots=4\n", "no nodes in bad (bad:1)", 'write a line "NODE slots=GPUS" for each node'),
+        ("node1 slots=$GPUS\n", None, ""),
+        ("{{ host }} slots=8\n", None, ""),
+        ("node1  slots=8 max_slots=8\n", None, ""),
+    ],
+)
+def test_a_hostfile_that_the_launcher_refuses_is_said(hostfile: str, found: str | None, fix: str) -> None:
+    Path("bad").write_text(hostfile)
+    findings = check("deepspeed", "--hostfile", "bad", "gone.py").findings
+    told = [finding for finding in findings if finding.rule == "hostfile-refused"]
+    assert [f"{finding.found} ({finding.place})" for finding in told] == ([found] if found else [])
+    assert all(finding.fix.startswith(fix) for finding in told)
+    # What the flags name is not held against a file that nobody can read.
+    assert not {finding.rule for finding in findings} & {"hostfile-lacks-slot", "hostfile-smaller-than-flags"}
+
+
 def test_a_hostfile_that_does_not_exist_is_said() -> None:
     found = _found("deepspeed --hostfile host --num_gpus 8 gone.py")
     assert found == ["hostfile-missing: --hostfile host"]

@@ -32,6 +32,40 @@ def _raised(exception: str, frame: str) -> str:
             "RuntimeError: disagreement between rank0 and rank1: rank0: [11, 12], rank1: [11]",
         ),
         ("ranks-disagree", "RuntimeError: disagreement between rank0 and rank5: rank0: [], rank5: [7]"),
+        (
+            "models-differ",
+            "RuntimeError: DDP expects same model across all ranks, but Rank 3 has 290 params, while rank 0 "
+            "has inconsistent 291 params.",
+        ),
+        (
+            "models-differ",
+            "RuntimeError: [5]: params[0] in this process with sizes [32001, 64] appears not to match sizes "
+            "of the same param in process 0.",
+        ),
+        (
+            "models-differ",
+            "RuntimeError: [1]: params[7] in this process with strides [1, 8] appears not to match strides "
+            "of the same param in process 0.",
+        ),
+        (
+            "models-differ",
+            "[rank2]: RuntimeError: DDP expects same model across all ranks, but Rank 2 has 8 params, while "
+            "rank 0 has inconsistent 0 params.",
+        ),
+        (
+            "models-differ",
+            "[1]: params[1] in this process with sizes [9] appears not to match sizes of the same param in "
+            "process 0",
+        ),
+        ("strategy-mismatch", "ValueError: At most one of fp16 and bf16 can be True, but not both"),
+        (
+            "strategy-mismatch",
+            "ValueError: At most one of fp16 and bf16 can be True for full eval, but not both",
+        ),
+        (
+            "model-files",
+            "RuntimeError: Unsloth: No config file found - are you sure the `model_name` is correct?",
+        ),
         ("zero3-empty-weight", "RuntimeError: size mismatch, got input (2048), mat (2048x1024), vec (0)"),
         ("zero3-empty-weight", "[rank1]: RuntimeError: size mismatch, got input (7), mat (7x64), vec (0)"),
         ("zero3-empty-weight", "RuntimeError: size mismatch, got 96, 96x2560,0"),

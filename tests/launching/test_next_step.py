@@ -36,6 +36,14 @@ def _full(gib: str, index: int = 0) -> str:
     )
 
 
+def _full_before(gib: str, index: int = 0) -> str:
+    """Return the message of PyTorch before 2.1."""
+    return (
+        f"RuntimeError: CUDA out of memory. Tried to allocate 90.00 MiB (GPU {index}; {gib} GiB total "
+        "capacity; 9.11 GiB already allocated; 41.56 MiB free; 9.31 GiB reserved in total by PyTorch)\n"
+    )
+
+
 def _text(log: str) -> str:
     return explanation_text(RunExplanation(explanation=explain_bytes(io.BytesIO(log.encode()), "log")))
 
@@ -63,6 +71,12 @@ def _row(log: str, name: str) -> str:
             "zerofit plan --gpus 2xRTX4090 SCRIPT, with the number of GPUs that the run had, names",
         ),
         ("RuntimeError: CUDA out of memory.\n", "zerofit plan --gpus 8xA100-80G SCRIPT, with the GPUs"),
+        (_FRAMES + _full_before("23.65"), "zerofit plan --gpus 1xRTX4090 tune.py"),
+        (_FRAMES + _full_before("79.15"), "zerofit plan --gpus 1xH100-80G tune.py, with your GPU's name"),
+        (
+            _full_before("23.65", 3) + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
+            "zerofit plan --gpus 4xRTX4090 SCRIPT, with the number of GPUs that the run had",
+        ),
     ],
 )
 def test_a_full_gpu_is_planned_for_with_the_cards_of_the_log(log: str, command: str) -> None:
@@ -188,18 +202,38 @@ def test_the_hint_of_a_time_limit_ends_no_job_early(log: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "option"),
+    ("log", "failure", "option"),
     [
-        ("=>> PBS: job killed: walltime 3601 exceeded limit 3600\n", "qsub -l walltime=HH:MM:SS"),
-        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n", "bsub -W HH:MM"),
+        (
+            "=>> PBS: job killed: walltime 3601 exceeded limit 3600\n",
+            "time-limit-pbs",
+            "qsub -l walltime=HH:MM:SS",
+        ),
+        ("PBS: job 7 killed: walltime 90s exceeded limit 60s\n", "time-limit-pbs", "qsub -l walltime"),
+        ("TERM_RUNLIMIT: job killed after reaching LSF run time limit.\n", "time-limit-lsf", "bsub -W HH:MM"),
+        ("TERM_RUNLIMIT: job killed.\nExited with exit code 140.\n", "time-limit-lsf", "bsub -W HH:MM"),
         (
             "step 9\nJob was active longer than specified deadline: DeadlineExceeded\n",
+            "time-limit-kubernetes",
             "activeDeadlineSeconds",
+        ),
+        ("  Reason:  DeadlineExceeded\n", "time-limit-kubernetes", "activeDeadlineSeconds"),
+        ("=>> PBS: job killed: mem 900kb exceeded limit 800kb\n", "memory-limit-pbs", "qsub -l select="),
+        ("=>> PBS: job killed: vmem 900kb exceeded limit 800kb\n", "memory-limit-pbs", "qsub -l select="),
+        (
+            "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n",
+            "memory-limit-lsf",
+            "bsub -M SIZE",
+        ),
+        (
+            "    Last State:  Terminated\n      Reason:    OOMKilled\n      Exit Code: 137\n",
+            "memory-limit-kubernetes",
+            "resources.limits.memory",
         ),
     ],
 )
-def test_the_hint_of_a_time_limit_is_that_of_its_scheduler(log: str, option: str) -> None:
-    assert "[time-limit, confidence high]" in _text(log)
+def test_the_hint_of_a_limit_is_that_of_its_scheduler(log: str, failure: str, option: str) -> None:
+    assert f"[{failure}, confidence high]" in _text(log)
     fix = _row(log, "next")
     assert option in fix
     assert [word for word in ("sbatch", "srun", "--signal", "slurm") if word in fix] == []

@@ -28,7 +28,7 @@ from zerofit.launching.failures import GPU_IS_FULL, KnownFailure, Role, failure_
 from zerofit.launching.frames import PYTHON, frame_in, script_of
 from zerofit.launching.log_lines import LONGEST_SHOWN, read_lines, shown_line
 from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
-from zerofit.launching.next_step import completed, of_own_dataset
+from zerofit.launching.next_step import completed
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
@@ -285,7 +285,6 @@ class LogReader:
                 rank=own,
                 moment=before.moment() or ended_at,
             )
-            failure = of_own_dataset(failure, _raising(frames))
             if failure.id == NETWORK_FAILED:
                 failure = named_fault(failure, said)
             elif failure.id == GPU_IS_FULL and self.full is None:
@@ -455,7 +454,7 @@ def _led_to(failure: LoggedFailure, cause: LoggedFailure) -> bool:
         return True
     # A failure after which the log says nothing more: one that the script handled has more lines after it.
     return (
-        cause.failure.id == _TIME_LIMIT
+        cause.failure.id.startswith(_TIME_LIMIT)
         and failure.failure.role is not Role.CONFIRMATION
         and failure.at.file == cause.at.file
         and cause.at.line - failure.at.line <= _KEPT_LINES

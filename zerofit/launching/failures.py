@@ -130,13 +130,12 @@ class _Sign:
             at = found + len(part)
         return not (self.at_start and self.at_end and len(self.parts) == 1) or end == 0
 
-    def is_raised_in(self, frames: Sequence[Frame]) -> bool:
-        """Return True if an exception was raised where the sign must come from."""
-        if self.raised_in is None:
+    def is_raised_in(self, frames: Sequence[Frame], text: str) -> bool:
+        """Return True if an exception, with this text, was raised where the sign must come from."""
+        place = self.raised_in
+        if place is None:
             return True
-        return (
-            self.raised_in in _OF_ANY if not frames else any(frame.is_at(self.raised_in) for frame in frames)
-        )
+        return place in _OF_ANY if not frames else any(frame.is_at(place, text) for frame in frames)
 
 
 @functools.cache
@@ -209,7 +208,7 @@ def failure_of(text: str, *, ends_traceback: bool, raised_in: Sequence[Frame] = 
         for sign in by_word[word]
         if (ends_traceback or not sign.needs_exception)
         and sign.matches(text)
-        and sign.is_raised_in(raised_in)
+        and sign.is_raised_in(raised_in, text)
     ]
     best = max(
         found, key=lambda sign: (not sign.failure.is_vague, sign.length, sign.failure.id), default=None

@@ -52,6 +52,9 @@ _CHECKPOINT_WORDS = re.compile(r"(?i)(?:checkpoint|ckpt|state_?dict)\w{0,64}\[|l
 _OPTIMIZER = re.compile(
     r"/optim(?:izers?)?/|(?:^|[/_])(?:optim|optimizer|optimization|adamw?|cpu_adam|lion|adafactor)\.py$"
 )
+_OF_SAMPLES = ("__getitem__", "__getitems__", "__iter__")
+"""Methods of a data set that make a sample."""
+_LACKED = re.compile(r"object has no attribute '(\w{1,100})'")
 PYTHON = "Python"
 
 
@@ -97,15 +100,22 @@ class Frame:
         module = self.module or ""
         return module.startswith(_DATA) or _DATA_PARTS.search(module) is not None
 
-    def is_at(self, place: str) -> bool:
+    def is_at(self, place: str, raised: str) -> bool:
         """Return True if the frame is at a place: part of its file and function in a library, or a subject.
 
         Args:
             place: such as deepspeed/ops/, or "stage3.py in initialize_optimizer_states"; "script" is the
-                user's own code, "data", "checkpoint" and "optimizer" are code that handles these.
+                user's own code, "data", "checkpoint" and "optimizer" are code that handles these, "sample" a
+                data set of the user's own, "self" a method of the user's own that reads its own attribute.
+            raised: the exception's message.
         """
         if place == "script":
             return self.module is None
+        if place == "sample":
+            return self.module is None and self.function in _OF_SAMPLES
+        if place == "self":
+            lacked = _LACKED.search(raised)
+            return self.module is None and bool(lacked and re.search(rf"\bself\.{lacked[1]}\b", self.code))
         if place == "data":
             return self.reads_data or (self.module is None and _DATA_WORDS.search(self._said) is not None)
         if place == "checkpoint":

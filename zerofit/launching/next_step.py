@@ -16,13 +16,14 @@ from zerofit.machine.gpu_catalog import load_gpus
 from zerofit.scripts.resume import resume_way
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from zerofit.launching.failures import KnownFailure
-    from zerofit.launching.frames import Frame
 
-_CAPACITY = re.compile(r"GPU (?P<index>\d{1,3}) has a total capacity of (?P<gib>[\d.]{1,12}) GiB")
-"""c10/cuda/CUDACachingAllocator.cpp."""
+_CAPACITY = re.compile(
+    r"GPU (?P<index>\d{1,3})(?: has a total capacity of|;) (?P<gib>[\d.]{1,12}) GiB(?! allowed)"
+)
+"""c10/cuda/CUDACachingAllocator.cpp; before PyTorch 2.1 "(GPU 1; 23.69 GiB total capacity; ...)"."""
 _SAME_GIB = (0.05, 0.15)
 """Difference between two logs of one kind of GPU: drivers reserve a little more or less; the second where
 none is as near as the first. ASSUMPTION, of published logs: an A100-SXM4-40GB says 39.39 to 39.59 GiB."""
@@ -30,16 +31,6 @@ _SCRIPT = " SCRIPT"
 _PLACEHOLDER = "zerofit plan --gpus 8xA100-80G SCRIPT, with the GPUs that the run had,"
 _ON_SEVERAL = ", raise the ZeRO stage (on several GPUs)"
 _MOST_NAMED = 2
-_TIME_LIMIT, _COLUMN_MISSING = "time-limit", "column-missing"
-_RESUMED = "and resume from the last checkpoint"
-_LIMITS_OF_OTHERS = {
-    "DeadlineExceeded": f"raise activeDeadlineSeconds in the job's spec, {_RESUMED}",
-    "walltime": f"ask for more time, qsub -l walltime=HH:MM:SS, {_RESUMED}",
-    "TERM_RUNLIMIT": f"ask for more time, bsub -W HH:MM, {_RESUMED}",
-}
-"""By a word of the log: what to do at the limit of Kubernetes, PBS and LSF; the catalog names Slurm's."""
-_OF_SAMPLES = ("__getitem__", "__getitems__", "__iter__")
-"""Methods of a data set of the user's own that make a sample."""
 
 
 def completed(
@@ -55,8 +46,6 @@ def completed(
         has_launcher: True if a launcher of ranks has written into the log.
     """
     fix = failure.fix
-    if failure.id == _TIME_LIMIT:
-        fix = next((other for word, other in _LIMITS_OF_OTHERS.items() if word in text), fix)
     full = _CAPACITY.search(text) if failure.id == GPU_IS_FULL else None
     if full is not None:
         index = int(full["index"])
@@ -68,26 +57,6 @@ def completed(
     if script is not None:
         fix = fix.replace(_SCRIPT, f" {shlex.quote(_pasted(script))}")
     return failure if fix == failure.fix else replace(failure, fix=fix)
-
-
-def of_own_dataset(failure: KnownFailure, frames: Sequence[Frame]) -> KnownFailure:
-    """Return a missing column as a missing key, if a data set of the user's own reads it: no columns there.
-
-    Args:
-        failure: as the catalog has it.
-        frames: the innermost ones of its traceback.
-    """
-    frame = next(iter(frames), None)
-    if failure.id != _COLUMN_MISSING or frame is None or frame.module is not None:
-        return failure
-    if frame.function not in _OF_SAMPLES:
-        return failure
-    return replace(
-        failure,
-        cause="a key of a sample is missing",
-        why=f"{frame.function} of the script's own data set reads a key that this sample does not have",
-        fix=f"print the sample's keys in front of {frame.place}, and read one of those, or use .get()",
-    )
 
 
 def _plan_words(gib: float, count: int, *, is_counted: bool) -> str:

@@ -222,3 +222,53 @@ def test_without_fsdp_none_of_these_rules_speaks() -> None:
     situations = situations_of_example(Example(script=script, command="torchrun --nproc_per_node 2"))
     found = {finding.rule for s in situations for finding in check(s, rules=ALL_RULES).findings}
     assert not {rule for rule in found if rule.startswith("fsdp")}
+
+
+_MADE_LATER = "model = accelerator.prepare(model)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "section", "is_found"),
+    [
+        (_PREPARES, {"fsdp_use_orig_params": False}, True),
+        (
+            "model, optimizer = accelerator.prepare(model, optimizer)\n",
+            {"fsdp_use_orig_params": "false"},
+            True,
+        ),
+        (
+            "def start():\n    return accelerator.prepare(model, optimizer)\nmodel, optimizer = start()\n",
+            {"fsdp_use_orig_params": False},
+            True,
+        ),
+        ("optimizer, model = accelerator.prepare(optimizer, model)\n", {"fsdp_use_orig_params": False}, True),
+        (
+            "for group in optimizer.param_groups:\n    group['lr'] = 1\n" + _PREPARES,
+            {"fsdp_use_orig_params": False, "fsdp_sharding_strategy": "SHARD_GRAD_OP"},
+            True,
+        ),
+        (_PREPARES, {"fsdp_use_orig_params": True}, False),
+        (_PREPARES, {}, False),
+        (
+            _MADE_LATER + "optimizer = accelerator.prepare(optimizer)\n",
+            {"fsdp_use_orig_params": False},
+            False,
+        ),
+        (
+            "if accelerator.distributed_type != 'FSDP':\n    "
+            "model, optimizer = accelerator.prepare(model, optimizer)\n",
+            {"fsdp_use_orig_params": False},
+            False,
+        ),
+    ],
+)
+def test_an_optimizer_of_the_parameters_before_flattening(
+    lines: str, section: dict[str, object], is_found: bool
+) -> None:
+    found = _found(_SETUP + lines + _LOOP, version=1, **section)
+    assert ("fsdp1-optimizer-after-model" in found) == is_found
+    assert "fsdp1-optimizer-after-model" not in _found(_SETUP + lines + _LOOP, version=2, **section)
+
+
+def test_a_trainer_creates_its_optimizer_from_the_wrapped_model() -> None:
+    assert "fsdp1-optimizer-after-model" not in _found(_TRAINER, version=1, fsdp_use_orig_params=False)

@@ -144,9 +144,8 @@ def shell_lines(
     carriages = [number for number, line in enumerate(text.split("\n"), first_line) if line.endswith("\\\r")]
     before, arguments = _around_file(started)
     job = with_options(batch_job(text, name=name, first_line=first_line), before)
-    shell = _Shell(
-        name=name, offset=first_line - 1, job=job, variables=variables_of(text), arguments=arguments
-    )
+    variables = variables_of(text, first_line=first_line)
+    shell = _Shell(name=name, offset=first_line - 1, job=job, variables=variables, arguments=arguments)
     shell.run(shell_commands(text.replace("\r\n", "\n")))
     return tuple(_with_carriage(line, carriages) for line in shell.lines)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _SETTING = re.compile(
     r"(?:^|[\s;&|({,='\"`])([A-Za-z_]\w*)(?:\[[^\]\n]*\])?\+?="  # NAME=, NAME+=, NAME[0]=
@@ -47,6 +47,38 @@ _OF_ENVIRONMENT = re.compile(
     r"|LANG|TERM|EDITOR|IFS|OPTARG|OPTIND|REPLY|FUNCNAME|SCRATCH|WORK|STORE|RANK|DATE|LD_\w+|JOB_?ID|\w+_(HOME|ROOT|CACHE)"
 )
 """Names that the system, a scheduler, a container or a library sets; the groups are their prefixes."""
+_READ_BY_PROGRAMS = """
+    MASTER_ADDR MASTER_PORT WORLD_SIZE LOCAL_RANK NODE_RANK OMP_NUM_THREADS PYTHONPATH PYTHONUNBUFFERED
+    LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS
+    NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_SOCKET_IFNAME NCCL_IB_DISABLE NCCL_IB_HCA NCCL_IB_GID_INDEX
+    NCCL_IB_TIMEOUT NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_SHM_DISABLE NCCL_BLOCKING_WAIT
+    NCCL_ASYNC_ERROR_HANDLING GLOO_SOCKET_IFNAME TORCH_DISTRIBUTED_DEBUG TORCH_NCCL_ASYNC_ERROR_HANDLING
+    TORCH_NCCL_BLOCKING_WAIT TORCH_CUDA_ARCH_LIST TORCH_EXTENSIONS_DIR PYTORCH_CUDA_ALLOC_CONF
+    PYTORCH_ALLOC_CONF TOKENIZERS_PARALLELISM TRANSFORMERS_OFFLINE TRANSFORMERS_CACHE HF_HUB_OFFLINE
+    HF_HUB_CACHE HF_DATASETS_OFFLINE HF_DATASETS_CACHE HF_ENDPOINT HF_TOKEN HF_HOME WANDB_PROJECT
+    WANDB_API_KEY WANDB_DISABLED WANDB_MODE ACCELERATE_LOG_LEVEL ACCELERATE_CONFIG_FILE DS_ACCELERATOR
+    """
+_KNOWN = frozenset(_READ_BY_PROGRAMS.split())
+"""Variables of torch, NCCL, CUDA and Hugging Face's libraries that launch scripts set."""
+_SHORTEST, _LONG = 8, 16
+"""Letters from which a name that differs by one letter, and by two, is taken for misspelt. ASSUMPTION."""
+_HANDED_ON = re.compile(
+    r"^[ \t]*(?:[^#\n]*(?:&&|;)[ \t]*)?(?:export|declare[ \t]+-x|typeset[ \t]+-x|env)[ \t]+([^#\n]*)"
+    r"|^[ \t]*((?:[A-Z]\w*=\S*[ \t]+)+)[\w./$\\]",
+    re.MULTILINE,
+)
+"""What a command gives the programs it starts: export NAME=VALUE, and NAME=VALUE PROGRAM."""
+_ASSIGNED = re.compile(r"(?:^|[ \t])([A-Z][A-Z0-9_]*)=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misspelt:
+    """A variable that is one of a library's but for a letter or two."""
+
+    name: str
+    meant: str
+    line: int
+    """From 1, in its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +90,8 @@ class ShellVariables:
     """Those of them that it gives a value."""
     scripts: frozenset[str] = frozenset()
     """Those of them whose value is a Python file."""
+    misspelt: tuple[Misspelt, ...] = ()
+    """Names that it gives its programs, and that none of them is likely to read."""
     is_open: bool = True
     """True if other names may be set too: by another file that it sources, by eval."""
 
@@ -73,8 +107,13 @@ class ShellVariables:
         return _OF_ENVIRONMENT.fullmatch(name) is None
 
 
-def variables_of(text: str) -> ShellVariables:
-    """Return the variables of a script, comments included: those name what the user has to set."""
+def variables_of(text: str, *, first_line: int = 1) -> ShellVariables:
+    """Return the variables of a script, comments included: those name what the user has to set.
+
+    Args:
+        text: the script.
+        first_line: the line of its file that it begins in.
+    """
     assigned = {name for match in _SETTING.finditer(text) for name in match.groups() if name}
     names = set(assigned)
     for listing in _LISTING.finditer(text):
@@ -87,8 +126,51 @@ def variables_of(text: str) -> ShellVariables:
         names=frozenset(names),
         assigned=frozenset(assigned),
         scripts=frozenset(_SCRIPT.findall(text)),
+        misspelt=tuple(_misspelt(text, assigned, first_line)),
         is_open=is_open,
     )
+
+
+def _misspelt(text: str, assigned: set[str], first_line: int) -> Iterator[Misspelt]:
+    """Yield the names that the text gives its programs, does not use itself, and may have meant otherwise."""
+    seen: set[str] = set()
+    for match in _HANDED_ON.finditer(text):
+        given = match[1] or match[2]
+        start = match.start(1) if match[1] else match.start(2)
+        for found in _ASSIGNED.finditer(given):
+            name = found[1]
+            meant = None if name in _KNOWN or name in seen else _known_name(name)
+            seen.add(name)
+            is_used = len(re.findall(rf"\b{name}\b", text)) > len(re.findall(rf"\b{name}=", text))
+            if meant is not None and meant not in assigned and not is_used:
+                line = first_line + text.count("\n", 0, start + found.start(1))
+                yield Misspelt(name=name, meant=meant, line=line)
+
+
+def _known_name(name: str) -> str | None:
+    """Return the library's variable that a name differs from by a letter, or by two if it is long."""
+    if len(name) < _SHORTEST:
+        return None
+    most = 2 if len(name) >= _LONG and not name.startswith("NCCL_") else 1
+    near = nearest(name, _KNOWN)
+    return near if near is not None and _num_edits(name, near, most) <= most else None
+
+
+def _num_edits(one: str, other: str, most: int) -> int:
+    """Return how many letters have to be added, left out, replaced or swapped; above `most` any number."""
+    if abs(len(one) - len(other)) > most:
+        return most + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, start=1):
+        above, row, older = row, [i], before
+        for j, its in enumerate(other, start=1):
+            least = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != its))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == its:
+                least = min(least, older[j - 2] + 1)
+            row.append(least)
+        before = above
+    return row[-1]
 
 
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {

@@ -243,6 +243,8 @@ def _situation(
     route = (script.route if script else None) or targets.route
     if route is None and any(file.kind in (FileKind.RECIPE, FileKind.FSDP) for file in targets.files):
         route = Route.TRAINER
+    if route is None and script is not None and _makes_arguments_alone(script):
+        route = Route.TRAINER
     is_named = route is None and _is_named_for_trainer(targets, script)
     is_inferred = is_named or (route is None and script is None and _has_trainers_arguments(targets))
     route = Route.TRAINER if is_inferred else route
@@ -310,6 +312,15 @@ def _names_of(script: ScriptFacts | None, targets: Targets) -> FlagNames | None:
     from zerofit.scripts.flag_names import flag_names
 
     return flag_names(script.name, dict(targets.scripts).get(script.name))
+
+
+def _makes_arguments_alone(script: ScriptFacts) -> bool:
+    """Return True if a script makes TrainingArguments, and nothing that trains without a Trainer.
+
+    The Trainer itself may be in another module, of another library, or in a notebook's later cell.
+    """
+    others = (Action.MAKE_ACCELERATOR, Action.INITIALIZE, Action.MAKE_HF_CONFIG)
+    return bool(script.find(Action.MAKE_ARGUMENTS)) and not script.find(*others)
 
 
 def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:

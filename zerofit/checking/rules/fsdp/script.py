@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.accelerate import whole_number
-from zerofit.checking.inputs.fsdp_run import fsdp_of, truth_of
+from zerofit.checking.inputs.fsdp_run import FsdpSource, fsdp_of, truth_of
 from zerofit.checking.inputs.quantization import quantizes_to
 from zerofit.checking.rule import (
     ACCELERATE,
@@ -55,6 +55,26 @@ def _apart(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     for call in unguarded_calls(situation, Action.PREPARE):
         if call.num_models and not call.has_optimizer:
             yield hit(call.seen, " without an optimizer")
+
+
+@Rule(
+    id="fsdp1-optimizer-after-model",
+    severity=Severity.ERROR,
+    summary="with use_orig_params false FSDP 1 needs the optimizer to be created from the prepared model",
+    why="prepare() replaces the parameters by flat ones, and an optimizer that was created before still has "
+    "the old ones, which get no gradients: nothing is trained",
+    fix="set use_orig_params: true, or call model = accelerator.prepare(model) and create the optimizer then",
+    see="https://github.com/huggingface/accelerate/issues/3256",
+    evidence=Reproduction(outcome=Effect.DIFFERS, not_reproduced="needs a GPU: FSDP 1 takes no CPU ranks"),
+)
+@under_fsdp(FsdpSource.LAUNCH, FsdpSource.PLUGIN, version=1)
+def _old_parameters(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
+    said = fsdp.find("use_orig_params")
+    if said is None or truth_of(said.value) is not False:
+        return
+    for call in unguarded_calls(situation, Action.PREPARE):
+        if call.num_models and call.has_optimizer:
+            yield hit(call.seen, f" with {said.text}")
 
 
 @Rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import LaunchLayers, launch_value, whole_number
@@ -289,6 +289,27 @@ def _unset(situation: Situation) -> Iterator[Hit]:
         near = line.variables.nearest(name)
         fix = f"write ${near}, which the file sets" if near else f"set {name} before this line"
         yield Hit(found=f"${name}", fix=fix, confidence=Confidence.LIKELY)
+
+
+@Rule(
+    id="environment-variable-misspelt",
+    severity=Severity.WARNING,
+    summary="the file sets a variable that no program reads, and that is almost one of a library's",
+    why="an unknown name is no error: the program that should read it takes its default, or waits for a node",
+    fix="write the library's name",
+    see="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
+    evidence=ignored(not_reproduced="the harness starts commands without a shell"),
+)
+def _misspelt(situation: Situation) -> Iterator[Hit]:
+    line = situation.line
+    for variable in line.variables.misspelt if line is not None else ():
+        place = replace(line.places[0], line=variable.line, column=1) if line and line.places else None
+        yield Hit(
+            found=f"{variable.name}=...",
+            place=place,
+            fix=f"write {variable.meant}",
+            confidence=Confidence.LIKELY,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,21 @@ def _filters(command: LaunchCommand) -> Iterator[Flag]:
 
 
 @Rule(
+    id="hostfile-refused",
+    severity=Severity.ERROR,
+    summary="DeepSpeed's launcher can't read the hostfile",
+    why='each line is "NODE slots=GPUS", and any other ends the launcher',
+    fix='write "NODE slots=GPUS" in each line',
+    see=_RUNNER,
+    evidence=fails(not_reproduced="the harness starts no hosts"),
+)
+def _refused(situation: Situation) -> Iterator[Hit]:
+    refused = situation.hostfile.refused if situation.hostfile is not None else None
+    if refused is not None and _of_deepspeed(situation) is not None:
+        yield Hit(found=refused.found, place=refused.place, why=refused.why, fix=refused.fix)
+
+
+@Rule(
     id="hostfile-lacks-slot",
     severity=Severity.ERROR,
     summary="the hostfile has no such node or GPU",
@@ -45,7 +60,7 @@ def _filters(command: LaunchCommand) -> Iterator[Flag]:
 )
 def _lacks_slot(situation: Situation) -> Iterator[Hit]:
     command, hosts = _of_deepspeed(situation), situation.hostfile
-    if command is None or hosts is None:
+    if command is None or hosts is None or hosts.refused:
         return
     for flag in _filters(command):
         for node, slots in named_slots(flag.value or ""):
@@ -74,7 +89,7 @@ def _lacks_slot(situation: Situation) -> Iterator[Hit]:
 )
 def _smaller(situation: Situation) -> Iterator[Hit]:
     command, hosts = _of_deepspeed(situation), situation.hostfile
-    if command is None or hosts is None:
+    if command is None or hosts is None or hosts.refused:
         return
     nodes, gpus = (command.find(name) for name in _COUNTS)
     asked = None if nodes is None else whole_number(nodes.value)

@@ -9,6 +9,7 @@ from zerofit.checking.inputs.accelerate import (
     LaunchLayers,
     launch_count,
     launch_of,
+    launch_of_deepspeed,
     launch_value,
     several_through_deepspeed,
     uses_deepspeed,
@@ -26,7 +27,8 @@ from zerofit.checking.rule import (
 from zerofit.checking.rules.launch.ranks import uneven_nodes
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue
-from zerofit.core.command import Launcher
+from zerofit.core.command import Launcher, is_literal
+from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
@@ -131,6 +133,33 @@ def _no_hostfile(situation: Situation) -> Iterator[Hit]:
         launcher = launch_value(launch, "deepspeed_multinode_launcher")
         text = launcher.text if launcher else "no deepspeed_multinode_launcher"
         yield Hit(found=f"{machines.text} with {text} and no deepspeed_hostfile", place=machines.place)
+    elif launch is None and (words := _numbered_machines(situation)):
+        yield Hit(
+            found=f"{words} with no deepspeed_multinode_launcher",
+            why="each machine runs this line; on several, accelerate calls DeepSpeed's launcher, which "
+            "without a hostfile only uses this machine: each trains alone",
+            fix="add --deepspeed_multinode_launcher standard",
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _numbered_machines(situation: Situation) -> str:
+    """Return the flags of a line that each of several machines runs with its own number; empty otherwise.
+
+    Their values are variables: what they hold only the job knows.
+    """
+    launch, _ = launch_of_deepspeed(situation) or (None, None)
+    flags = launch.command if launch is not None else None
+    if launch is None or flags is None:
+        return ""
+    chosen = ("deepspeed_multinode_launcher", "deepspeed_hostfile")
+    if any(said is not None and said.value for said in (launch_value(launch, name) for name in chosen)):
+        return ""
+    machines, rank = flags.find("num_machines"), flags.find("machine_rank")
+    if machines is None or rank is None or not (machines.value and rank.value):
+        return ""
+    is_open = not is_literal(machines.value) and not is_literal(rank.value)
+    return f"{machines.text} {rank.text}" if is_open else ""
 
 
 @Rule(

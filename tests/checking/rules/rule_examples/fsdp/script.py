@@ -81,6 +81,10 @@ EXAMPLES = {
     "fsdp2-prepare-model-with-optimizer": Examples(
         bad=sharding(changed(LANGUAGE, _PREPARES, _APART)), good=_PLAIN
     ),
+    "fsdp1-optimizer-after-model": Examples(
+        bad=sharding(LANGUAGE, fsdp_version=1, fsdp_use_orig_params=False),
+        good=sharding(LANGUAGE, fsdp_version=1, fsdp_use_orig_params=True),
+    ),
     "fsdp2-one-model": Examples(
         bad=sharding(changed(LANGUAGE, _PREPARES, _TEACHER + _PREPARES.replace("model,", "model, teacher,"))),
         good=sharding(changed(LANGUAGE, _PREPARES, _TEACHER + _PREPARES)),

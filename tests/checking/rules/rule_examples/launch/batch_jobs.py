@@ -43,4 +43,8 @@ EXAMPLES = {
         bad=Example(shell="SCRIPT=train.py\npython $PROGRAM\n"),
         good=Example(shell="SCRIPT=train.py\npython $SCRIPT\n"),
     ),
+    "environment-variable-misspelt": Examples(
+        bad=Example(shell="export MASTER_ADR=node1\npython train.py\n"),
+        good=Example(shell="export MASTER_ADDR=node1\npython train.py\n"),
+    ),
 }

@@ -13,6 +13,10 @@ def _on_hosts(flags: str, hostfile: str | None = _HOSTS) -> Example:
 
 
 EXAMPLES = {
+    "hostfile-refused": Examples(
+        bad=_on_hosts("", hostfile="worker-0 slots=4\nworker-1 4\n"),
+        good=_on_hosts(""),
+    ),
     "hostfile-lacks-slot": Examples(
         bad=_on_hosts("--include worker-0:2,4"),
         good=_on_hosts("--include worker-0:2,3@worker-1"),
