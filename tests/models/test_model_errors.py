@@ -124,11 +124,20 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
             ],
         ),
         (
+            {"m/config.json": {"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}},
+            [
+                "error[model-quantized]: this checkpoint is quantized, in a format that is not known",
+                "found: quantization_config (aqlm) in m/config.json",
+                "why:   the size of its weights differs from the model's",
+                "fix:   name the original model",
+            ],
+        ),
+        (
             {"m/config.json": {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}},
             [
-                "error[model-quantized]: this checkpoint is quantized, which zerofit can't plan for",
+                "error[model-quantized]: this checkpoint is quantized, which only plans of training take",
                 "found: quantization_config (gptq) in m/config.json",
-                "why:   quantized weights get no gradients, and their size differs from the model's",
+                "why:   the size of its weights differs from the model's",
                 "fix:   name the original model",
             ],
         ),
