@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from zerofit.core.units import GIB
+from zerofit.models.find import probe_model
 from zerofit.models.weight_formats import Product, format_of, notes_on_format
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -37,6 +39,20 @@ def test_a_checkpoint_of_llama_2_7b_has_the_size_that_its_page_says(
     said: dict[str, Any], published_gb: float
 ) -> None:
     assert (_held(said) + _WIDE) / 1e9 == pytest.approx(published_gb, rel=0.002)  # some have biases of 0
+
+
+@pytest.mark.parametrize(
+    ("name", "num_layers", "num_experts", "published_gib"),
+    [("gpt-oss-20b", 24, 32, 12.8), ("gpt-oss-120b", 36, 128, 60.8)],  # https://arxiv.org/abs/2508.10925
+)
+def test_a_checkpoint_of_gpt_oss_has_the_size_that_its_card_says(
+    name: str, num_layers: int, num_experts: int, published_gib: float
+) -> None:
+    form = format_of({"quantization_config": {"quant_method": "mxfp4"}})
+    assert form is not None
+    experts = num_layers * num_experts * 3 * 2880 * 2880
+    wide = probe_model(name).facts.num_parameters - experts
+    assert round((experts * form.bits / 8 + 2 * wide) / GIB, 1) == published_gib
 
 
 @pytest.mark.parametrize(
@@ -110,6 +126,6 @@ def test_what_stays_wide_and_what_is_not_known_is_said() -> None:
     whole = format_of({"quantization_config": {"quant_method": "mxfp4"}})
     assert whole is not None
     assert notes_on_format("gpt-oss", whole) == (
-        "the weights of gpt-oss are in MXFP4, as wide as 16 bits: transformers trains them only unpacked to "
-        "bf16, by Mxfp4Config(dequantize=True)",
+        "the weights of gpt-oss are in MXFP4 (4.25 bits in its files), as wide as 16 bits: transformers "
+        "trains them only unpacked to bf16, by Mxfp4Config(dequantize=True)",
     )

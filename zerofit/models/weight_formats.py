@@ -6,7 +6,7 @@ from_pretrained(). Everything that is known of the formats is in this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class WeightFormat:
     label: str
     """For the user: "GPTQ in 4 bits, groups of 128"."""
     bits: float = 16.0
-    """Bits of a weight, without scales."""
+    """Bits of a weight, without scales; of MXFP4 with them, in its files."""
     group_size: int = 0
     """Weights that share a scale; 0 for those of a row."""
     product: Product = Product.UNPACKS
@@ -372,9 +372,13 @@ def _whole(method: str, label: str, how: str, *, is_plain: bool = True) -> Weigh
     return WeightFormat(method=method, label=said, is_whole=True, is_plain=is_plain, source=_TRANSFORMERS)
 
 
+MXFP4_BITS = 4.25
+"""Bits of an expert's weight: 4, and a byte for each 32 (https://arxiv.org/abs/2508.10925, section 2.1)."""
+
+
 def _mxfp4(said: Mapping[str, Any]) -> WeightFormat:
     how = "transformers trains them only unpacked to bf16, by Mxfp4Config(dequantize=True)"
-    return _whole("mxfp4", "MXFP4", how)
+    return replace(_whole("mxfp4", f"MXFP4 ({MXFP4_BITS} bits in its files)", how), bits=MXFP4_BITS)
 
 
 def _compressed_tensors(said: Mapping[str, Any]) -> WeightFormat:

@@ -70,7 +70,7 @@ def as_requested(model: Any, request: TraceRequest) -> Any:
                 saved_modules=request.saved_modules,
                 has_values=False,
             )
-    if request.quantization is not None:
+    if request.quantization is not None or request.lora is not None:  # a checkpoint may be packed itself
         has_autocast = request.autocast is not None
         mend_adapters(model, dtype=torch_dtype(request.adapters), has_autocast=has_autocast)
     model.train()
