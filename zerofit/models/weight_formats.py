@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.transformers import torchao_kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -295,12 +297,9 @@ def _fbgemm_fp8(said: Mapping[str, Any]) -> WeightFormat:
 
 
 def _torchao(said: Mapping[str, Any]) -> WeightFormat:
-    kind = said.get("quant_type")
-    inner = kind.get("default", kind) if isinstance(kind, dict) else {"_type": kind}
-    name = str(inner.get("_type", "") if isinstance(inner, dict) else inner)
-    data = inner.get("_data", {}) if isinstance(inner, dict) else {}
+    name, data = torchao_kind(said.get("quant_type"))
     bits = 4 if "int4" in name.lower() else 8
-    group = int((data or {}).get("group_size") or (128 if bits == 4 else 0))
+    group = int(data.get("group_size") or (128 if bits == 4 else 0))
     not_8 = "peft and transformers' Trainer take torchao's 8 bits alone" if bits != 8 else ""
     return WeightFormat(
         method="torchao",
