@@ -41,6 +41,7 @@ from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
+from zerofit.models.weight_formats import format_of
 from zerofit.planning.closed_form_estimator import closed_form_memory
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.source import ModelSource
+    from zerofit.models.weight_formats import WeightFormat
 
 _FOLDER = Path(__file__).parent
 CASES = _FOLDER / "published_cases.toml"
@@ -187,7 +189,7 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         topology=Topology(world_size=row.get("ranks", 1)),
         versions=Versions(python="3", zerofit="0", torch=row.get("torch")),
         keeps_outputs=keeps_outputs and not row.get("longest_first", False),
-        use=ModelUse(has_adapters=adapter > 0, is_own="code" in row),
+        use=ModelUse(has_adapters=adapter > 0, is_own="code" in row, weight_format=format_of(model.config)),
     )
     memory = estimate_memory(setup, gpu=gpu)
     others = _by_other_models(model, request, setup, row) if not adapter else {}
@@ -198,7 +200,7 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         measured_bytes=round(row["measured"] * _UNITS[row["unit"]]) if "measured" in row else None,
         predicted_bytes=_peak(memory, row["metric"]),
         uncertainty=memory.uncertainty,
-        kind=_kind(strategy, adapter),
+        kind=_kind(strategy, adapter, setup.use.weight_format),
         precision=str(strategy.precision),
         gpu_bytes=gpu.usable_bytes,
         is_g=row["unit"] == "G",
@@ -281,10 +283,11 @@ def _strategy(row: dict[str, Any]) -> Strategy:
     )
 
 
-def _kind(strategy: Strategy, adapter: int) -> str:
+def _kind(strategy: Strategy, adapter: int, form: WeightFormat | None) -> str:
     if adapter:
         return "LitGPT's adapters in nf4" if strategy.quantization else "LitGPT's adapters"
     kind = "QLoRA" if strategy.quantization else "LoRA" if strategy.lora else "full"
+    kind = kind if form is None else f"{kind} on {form.method}"
     return kind if strategy.engine is Engine.NATIVE else f"{kind} under ZeRO"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from refusals import refusal
 
+from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.rates import RateName
 from zerofit.core.units import GIB, MIB, TIB
@@ -88,6 +89,22 @@ def test_what_is_not_said_is_assumed_aloud() -> None:
     assert (machine.nvme_bytes, machine.node_bytes_per_s) == (0, 12.5e9)
     # What the time model takes where nothing is said.
     assert machine.host_memory_bytes_per_s == catalog_rates().of(RateName.HOST_MEMORY).value
+
+
+def test_a_gpu_that_shares_the_host_s_memory_leaves_the_host_a_part_of_it() -> None:
+    plain = machine_of_spec("GB10")
+    (gpu,) = plain.machine.gpus
+    assert gpu.usable_bytes == 112 * GIB
+    assert plain.machine.host_memory_bytes == gpu.reserved_bytes
+    assert plain.assumptions[0] == (
+        "7.6 GiB of host memory on each node, of the memory that it shares with the GPU: set --host-ram"
+    )
+    said = machine_of_spec("GB10", host_ram="32G").machine
+    assert said.host_memory_bytes == 32 * GIB
+    assert said.gpus[0].usable_bytes == gpu.memory_bytes - 32 * GIB
+    with pytest.raises(UserError) as caught:
+        machine_of_spec("GB10", host_ram="128G")
+    assert "GPU and host share 119.6 GiB" in str(caught.value)
 
 
 def test_one_node_needs_no_network() -> None:

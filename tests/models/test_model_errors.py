@@ -43,7 +43,7 @@ def _write(files: dict[str, Any]) -> None:
             "lama-3-8b",
             [
                 "error[model-unknown]: no such model",
-                "found: --model lama-3-8b: no folder, none of the 140 models of the catalog "
+                "found: --model lama-3-8b: no folder, none of the 153 models of the catalog "
                 "(`zerofit models`), not in the hub's cache",
                 "why:   HF_HUB_OFFLINE is set, so the hub was not asked",
                 "fix:   --model llama-3-8b or llama-3.1-8b or llama-3-70b, if that was meant; else name a "
@@ -54,7 +54,7 @@ def _write(files: dict[str, Any]) -> None:
             "not an id",
             [
                 "error[model-unknown]: no such model",
-                "found: --model not an id: no folder, none of the 140 models of the catalog "
+                "found: --model not an id: no folder, none of the 153 models of the catalog "
                 "(`zerofit models`), not in the hub's cache",
                 "why:   it is not a valid hub id either",
                 "fix:   name a folder with a config.json, or a hub id while the hub can be reached",
@@ -124,11 +124,20 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
             ],
         ),
         (
+            {"m/config.json": {"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}}},
+            [
+                "error[model-quantized]: this checkpoint is quantized, in a format that is not known",
+                "found: quantization_config (aqlm) in m/config.json",
+                "why:   the size of its weights differs from the model's",
+                "fix:   name the original model",
+            ],
+        ),
+        (
             {"m/config.json": {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}},
             [
-                "error[model-quantized]: this checkpoint is quantized, which zerofit can't plan for",
+                "error[model-quantized]: this checkpoint is quantized, which only plans of training take",
                 "found: quantization_config (gptq) in m/config.json",
-                "why:   quantized weights get no gradients, and their size differs from the model's",
+                "why:   the size of its weights differs from the model's",
                 "fix:   name the original model",
             ],
         ),

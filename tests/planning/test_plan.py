@@ -18,7 +18,7 @@ from zerofit.planning.plan_labels import rate
 from zerofit.planning.plan_table import plan_table
 from zerofit.planning.solve import Answer
 from zerofit.planning.sources.settings import settings_of
-from zerofit.planning.subject import describe, weight_format
+from zerofit.planning.subject import describe, loaded_format
 
 _MODEL: dict[str, Any] = {
     "model": "gpt2",
@@ -141,7 +141,7 @@ def test_lora_may_be_a_bool(value: bool | Lora, expected: Lora | None) -> None:
 def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: Precision) -> None:
     flags = settings_of({"model": "llama-3.2-1b", "sequence_length": 512}).options
     versions = Versions(python="3", zerofit="0", transformers=transformers)
-    assert weight_format(flags, describe(flags, versions=versions).facts, versions)[0] is dtype
+    assert loaded_format(flags, describe(flags, versions=versions).facts, versions)[0] is dtype
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,22 @@ def _why_not_partitioned(capture: Capture) -> tuple[str, str]:
     return "", ""
 
 
+def of_packed_checkpoint() -> tuple[Pin, ...]:
+    """Return the pins of a named model whose checkpoint is quantized."""
+    stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
+    rule, why = (
+        "quantized-base-not-partitioned",
+        "the checkpoint is quantized, and its layers are not partitioned",
+    )
+    engines = (Engine.NATIVE, Engine.DEEPSPEED)
+    return (
+        Pin(field="engine", values=engines, why=why, rule=rule),
+        Pin(field="zero_stage", values=stages, why=why, rule=rule),
+        Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why, rule=rule),
+        Pin(field="quantization", values=(None,), why="the checkpoint is quantized", rule=rule),
+    )
+
+
 def _of_data(capture: Capture) -> Iterator[Pin]:
     """Yield the pins of changes to the batches."""
     loader = capture.loader

@@ -302,6 +302,9 @@ class TraceRequest:
     """Format of the frozen weights of linear layers."""
     packing: Packing = Packing()
     """How the quantized layers are made."""
+    base_bits: float = 0.0
+    """Bits of a weight, with its scales, in the packed layers of a checkpoint that is quantized itself; 0 for
+    plain weights. Closed forms need it; the model's configuration says it to a trace."""
     sharding: Sharding | None = None
     """How FSDP2 shards the model; None without it."""
     keeps_outputs: bool = True

@@ -59,6 +59,8 @@ class CatalogGpu:
     """The GPU's specification, under its first driver name."""
     sources: tuple[str, ...]
     """Links to data sheets and logs."""
+    shares_host_memory: bool = False
+    """True if GPU and host have one memory; the GPU's reserved bytes are the host's."""
 
 
 @functools.cache
@@ -151,6 +153,7 @@ def _entry(plain: dict[str, Any]) -> CatalogGpu:
         aliases=tuple(plain["aliases"]),
         driver_names=tuple(plain["driver_names"]),
         sources=tuple(plain["sources"]),
+        shares_host_memory=plain.get("shares_host_memory", False),
         spec=GpuSpec(
             name=plain["driver_names"][0],
             memory_bytes=memory_bytes,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import AVAILABLE_SHARE, GpuSpec, Machine
 from zerofit.core.rates import RateName
 from zerofit.core.units import format_bytes, parse_bytes, parse_bytes_per_s
-from zerofit.machine.gpu_catalog import RESERVED_BYTES, find_gpu
+from zerofit.machine.gpu_catalog import RESERVED_BYTES, catalog_gpu, find_gpu
 from zerofit.machine.rates import catalog_rates
 
 if TYPE_CHECKING:
@@ -87,7 +87,17 @@ def machine_of_spec(
     """
     specs = parse_gpus(gpus)
     assumptions = []
-    if host_ram is None:
+    found = catalog_gpu(specs[0].name, specs[0].memory_bytes)
+    is_shared = found is not None and found.shares_host_memory
+    if is_shared and host_ram is not None:
+        specs = _beside_host(specs, _positive(host_ram, "--host-ram", parse_bytes), host_ram)
+    if host_ram is None and is_shared:
+        memory_bytes = sum(spec.reserved_bytes for spec in specs)
+        assumptions.append(
+            f"{format_bytes(memory_bytes)} of host memory on each node, of the memory that it shares with "
+            "the GPU: set --host-ram"
+        )
+    elif host_ram is None:
         memory_bytes = int(_HOST_BYTES_PER_GPU_BYTE * sum(spec.memory_bytes for spec in specs))
         assumptions.append(
             f"{format_bytes(memory_bytes)} of host memory on each node, "
@@ -124,6 +134,14 @@ def machine_of_spec(
         ),
         assumptions=tuple(assumptions),
     )
+
+
+def _beside_host(specs: tuple[GpuSpec, ...], host_bytes: int, said: str) -> tuple[GpuSpec, ...]:
+    """Return GPUs that share the host's memory, without what the host keeps of it."""
+    total = sum(spec.memory_bytes for spec in specs)
+    if host_bytes >= total:
+        raise _unreadable("--host-ram", said, f"GPU and host share {format_bytes(total)}")
+    return tuple(replace(spec, reserved_bytes=host_bytes // len(specs)) for spec in specs)
 
 
 def parse_gpus(text: str) -> tuple[GpuSpec, ...]:

@@ -11,21 +11,33 @@ from zerofit.core.errors import UserError
 from zerofit.core.json_text import parse_json
 from zerofit.models.catalog import catalog_models, find_in_catalog, nearest_in_catalog
 from zerofit.models.source import LocatedConfig, ModelOrigin
+from zerofit.models.weight_formats import format_of, method_of, said_format
 
 _CONFIG = "config.json"
 _MAX_LISTED = 6
 """Maximum entries of a folder listed in an error."""
 
 
-def locate_config(text: str) -> LocatedConfig:
+def locate_config(text: str, *, takes_quantized: bool = False) -> LocatedConfig:
     """Return a model's config.json; weights are never read or downloaded.
 
     The order is: a folder or file of that name, as in transformers, the catalog, the hub's cache (located by
     HF_HOME and related variables), and the hub, unless HF_HUB_OFFLINE is set.
 
+    Args:
+        takes_quantized: whether the weights may be quantized, in a known format.
+
     Raises:
         UserError: nothing of that name is found, or it has no usable config.json.
     """
+    found = _located(text)
+    said = said_format(found.config)
+    if said is not None and (not takes_quantized or format_of(found.config) is None):
+        raise _quantized(found, method_of(said), is_known=format_of(found.config) is not None)
+    return found
+
+
+def _located(text: str) -> LocatedConfig:
     path = Path(text).expanduser()
     try:
         if text and path.is_dir():
@@ -61,7 +73,7 @@ def _of_folder(text: str, folder: Path) -> LocatedConfig:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the content of a config.json that names its model type and has unquantized weights."""
+    """Return the content of a config.json that names its model type."""
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -82,8 +94,6 @@ def _read(file: Path) -> dict[str, Any]:
             why="transformers needs it to choose the class",
             fix='add "model_type", such as "llama", or name the config.json of a transformers model',
         )
-    if content.get("quantization_config"):
-        raise _quantized(str(file), content["quantization_config"])
     return content
 
 
@@ -97,13 +107,15 @@ def _unreadable(path: Path, error: OSError) -> UserError:
     )
 
 
-def _quantized(place: str, quantization: Any) -> UserError:
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+def _quantized(found: LocatedConfig, method: str, *, is_known: bool) -> UserError:
+    of_folder = os.path.join(found.place, _CONFIG)
+    place = {ModelOrigin.FOLDER: of_folder, ModelOrigin.FILE: found.name}.get(found.origin, found.place)
+    limit = "which only plans of training take" if is_known else "in a format that is not known"
     return UserError(
         "model-quantized",
-        "this checkpoint is quantized, which zerofit can't plan for",
-        found=f"quantization_config ({method or 'unknown method'}) in {place}",
-        why="quantized weights get no gradients, and their size differs from the model's",
+        f"this checkpoint is quantized, {limit}",
+        found=f"quantization_config ({method}) in {place}",
+        why="the size of its weights differs from the model's",
         fix="name the original model",
     )
 

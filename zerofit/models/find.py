@@ -13,13 +13,19 @@ from zerofit.models.dimensions import IncompleteConfigError, facts_of
 from zerofit.models.files import locate_config
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes, ModelSource
 from zerofit.models.task import Task, task_of
+from zerofit.models.weight_formats import said_format
 
 _FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """torch's names of safetensors' floating-point dtypes."""
 
 
 def probe_model(
-    text: str, *, task: Task | None = None, trust_remote_code: bool = False, is_fast: bool = False
+    text: str,
+    *,
+    task: Task | None = None,
+    trust_remote_code: bool = False,
+    is_fast: bool = False,
+    takes_quantized: bool = False,
 ) -> ModelSource:
     """Return what is known of a model.
 
@@ -32,17 +38,19 @@ def probe_model(
         trust_remote_code: whether the model's own Python code may run if transformers has no class for it.
         is_fast: read sizes from the headers of weight files, if there are any, instead of building the
             model's class, which imports torch.
+        takes_quantized: whether the weights may be quantized, in a known format.
 
     Raises:
         UserError: no such model, no usable config, no class for the task, or code that was not allowed to
             run.
     """
-    located = locate_config(text)
+    located = locate_config(text, takes_quantized=takes_quantized)
     if located.origin is ModelOrigin.CATALOG:
         heads = catalog_sizes(located.name)
         chosen, reason = _chosen(located, task, tuple(heads))
         return _source(located, chosen, reason, heads[chosen])
-    stored = _stored_sizes(located) if is_fast else None
+    is_packed = said_format(located.config) is not None  # its files have fewer elements than the model
+    stored = _stored_sizes(located) if is_fast and not is_packed else None
     if stored is not None:
         chosen, reason = _chosen(located, task, _tasks_of_family(located.config["model_type"]))
         return _source(located, chosen, reason, stored)

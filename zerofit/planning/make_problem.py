@@ -16,6 +16,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.optimizers.lookup import optimizer_of_class
 from zerofit.core.overrides import FLAGS, Overrides
 from zerofit.core.units import format_bytes
+from zerofit.models.weight_formats import format_of, notes_on_format
 from zerofit.planning.estimate.model_use import own_stepper
 from zerofit.planning.options import Allow
 from zerofit.planning.problem import Problem, Script
@@ -52,6 +53,8 @@ def problem_of(
     )
     if subject.capture is not None:
         return _on_ranks(problem, subject.capture)
+    if subject.use.is_packed:
+        _check_packed(problem)
     if problem.workload.global_batch_size is not None:
         split_global_batch(
             global_batch_size=problem.workload.global_batch_size,
@@ -60,6 +63,42 @@ def problem_of(
             data_parallel_size=topology.data_parallel_size,
         )
     return problem
+
+
+def _check_packed(problem: Problem) -> None:
+    """Check that adapters train beside the packed weights of a named model, and that no engine shards them.
+
+    Raises:
+        UserError: they don't, or the user's strategy partitions or quantizes the weights.
+    """
+    said, form = problem.said, problem.use.weight_format
+    assert form is not None
+    found = f"{problem.subject.said}, with weights in {form.label}"
+    if form.why_not_trained:
+        raise UserError(
+            "quantized-checkpoint-not-trained",
+            "this checkpoint can't be trained",
+            found=found,
+            why=form.why_not_trained,
+            fix="name the original model",
+        )
+    if not said.get("lora"):
+        raise UserError(
+            "quantization-needs-lora",
+            "quantized weights do not train",
+            found=f"{found}, without adapters",
+            why="updates are smaller than the resolution of packed weights, so adapters are trained instead",
+            fix="add --lora, or name the original model",
+        )
+    for pin in problem.constraints.pins:
+        if said.get(pin.field) is not None and said.get(pin.field) not in pin.values:
+            raise UserError(
+                pin.rule,
+                "a quantized checkpoint is neither sharded nor quantized again",
+                found=f"{found}, and {said.where(pin.field)}",
+                why=pin.why,
+                fix=f"leave out {said.where(pin.field)}, or name the original model",
+            )
 
 
 def _on_ranks(problem: Problem, capture: Capture) -> Problem:
@@ -123,8 +162,7 @@ def _why_left_out(allowed: Allow, script: Script) -> str:
 def _notes(capture: Capture, script: Script) -> Iterator[str]:
     if script.optimizer_note:
         yield script.optimizer_note
-    if capture.model.is_quantized and not _is_in_4_bit(capture):
-        yield f"the weights of {capture.model.name} are counted as wide as they are before quantization"
+    yield from _format_notes(capture)
     if capture.accumulates_by_hand:
         steps = capture.accumulates_by_hand
         yield f"the script itself counts {steps} forward passes to a step of its optimizer"
@@ -141,10 +179,15 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
         yield "the size of the script's batches is unknown; its first batch is taken for all"
 
 
-def _is_in_4_bit(capture: Capture) -> bool:
-    """Return True if the script loads its weights in bitsandbytes' 4 bits, which a trace supports."""
-    said = capture.model.config.get("quantization_config")
-    return isinstance(said, dict) and bool(said.get("load_in_4bit"))
+def _format_notes(capture: Capture) -> Iterator[str]:
+    """Yield how quantized weights are counted, and what of them is not known."""
+    model, form = capture.model, format_of(capture.model.config)
+    if not model.is_quantized:
+        return
+    if form is None:
+        yield f"the weights of {model.name} are counted as wide as they are before quantization"
+    elif form.method != "bitsandbytes_4bit":
+        yield from notes_on_format(model.name, form)
 
 
 def script_on_ranks(capture: Capture, topology: Topology, said: Overrides) -> Script:

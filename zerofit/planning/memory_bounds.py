@@ -69,6 +69,8 @@ def least_state_bytes(
             if is_sharded
             else weights // 2
         )
+    if weight_bytes == 0:  # packed, so that the bytes of a weight are unknown here
+        weights = 0
     states = optimizer_of(strategy, own_optimizer).costs.least_bytes
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.constraints import Constraints
+from zerofit.checking.constraints import Constraints, of_packed_checkpoint
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
 from zerofit.core.units import format_bytes
@@ -93,8 +93,10 @@ class Problem:
 
     @property
     def constraints(self) -> Constraints:
-        """The script's constraints; none without a script."""
-        return self.script.constraints if self.script is not None else Constraints()
+        """The script's constraints; of a named model those of a quantized checkpoint, if it is one."""
+        if self.script is not None:
+            return self.script.constraints
+        return Constraints(pins=of_packed_checkpoint()) if self.use.is_packed else Constraints()
 
     @property
     def own_precision(self) -> Precision | None:

@@ -17,6 +17,7 @@ from zerofit.core.supported import release_of
 from zerofit.models.dimensions import check_sequence_length, longer_note
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
+from zerofit.models.weight_formats import format_of, notes_on_format
 from zerofit.planning.estimate.model_use import ModelUse, use_in_script, use_of_named
 from zerofit.planning.options import Loop
 from zerofit.planning.samples import samples_of
@@ -86,6 +87,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
         task=options.task,
         trust_remote_code=options.trust_remote_code,
         is_fast=options.is_fast,
+        takes_quantized=True,
     )
     facts, notes, length = source.facts, [], options.sequence_length
     if source.note:
@@ -99,7 +101,10 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
     check_sequence_length(facts, length, options.target_length)
     read = None if script is None else facts_of_script(script)
     is_trainer = read is not None and read.route is Route.TRAINER
-    loaded_in, note = weight_format(options, facts, versions)
+    loaded_in, note = loaded_format(options, facts, versions)
+    form = format_of(source.config)
+    if form is not None:
+        notes += notes_on_format(facts.name, form)
     return Subject(
         said=f"--model {options.model}",
         name=facts.name,
@@ -111,7 +116,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
             is_padded=options.is_padded is not False,
             keeps_outputs=(options.loop or (Loop.TRAINER if is_trainer else None)) is not Loop.TRAINER,
         ),
-        use=use_of_named(facts, loaded_in, makes_model_first=makes_model_first(read)),
+        use=use_of_named(facts, loaded_in, weight_format=form, makes_model_first=makes_model_first(read)),
         notes=tuple(line for line in (*notes, note, longer_note(facts, length)) if line),
         tracer=partial(_trace_named, source),
         tracer_ahead=partial(_trace_named_ahead, source),
@@ -124,7 +129,9 @@ def needs_length(options: ModelFlags) -> bool:
     Raises:
         UserError: there is no such model.
     """
-    return _needs_length(probe_model(check_named(options), task=options.task, is_fast=True))
+    return _needs_length(
+        probe_model(check_named(options), task=options.task, is_fast=True, takes_quantized=True)
+    )
 
 
 def _needs_length(source: ModelSource) -> bool:
@@ -231,7 +238,7 @@ def facts_of_script(script: str) -> ScriptFacts | None:
         return None  # checking the script reports the error
 
 
-def weight_format(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
+def loaded_format(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
     """Return the format in which a script loads its weights by default, and a note about it.
 
     from_pretrained() uses the checkpoint's format since transformers 5, and fp32 before (modeling_utils.py,

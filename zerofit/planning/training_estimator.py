@@ -559,6 +559,7 @@ def trace_request_for(
             stored_in=strategy.quant_storage,
             unpacks_to=use.weights if strategy.quantization and use.weights is not precision else None,
         ),
+        base_bits=use.weight_format.bits_with_scales if use.is_packed and use.weight_format else 0.0,
         keeps_outputs=workload.keeps_outputs and stages == 1,  # a pipeline returns the loss alone
         saves_linear_inputs=is_stage_3 and is_frozen,
         tensor_parallel_size=topology.tensor_parallel_size,

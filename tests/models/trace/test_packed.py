@@ -105,6 +105,16 @@ def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so() -> None:
     assert trace_config(*tiny("llama", 1), _REQUEST).notes == ()
 
 
+def test_experts_that_stay_wide_in_a_quantized_model_are_said() -> None:
+    trace = trace_config(*tiny("mixtral", 2), replace(_REQUEST, sequence_length=8))
+    experts = 2 * 4 * 3 * 32 * 48  # layers, experts, matrices
+    attention = 2 * (2 * 32 * 32 + 2 * 32 * 16)
+    assert trace.notes == (
+        f"{experts:,} weights of experts count as wide as before quantization, and {attention:,} weights are "
+        "packed: transformers 5 stores a layer's experts in one tensor, which is no linear layer",
+    )
+
+
 @pytest.mark.slow
 def test_a_weight_that_was_packed_in_another_format_is_unpacked_to_it_and_then_cast() -> None:
     import bitsandbytes

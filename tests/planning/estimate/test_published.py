@@ -11,7 +11,7 @@ import published
 import pytest
 
 from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY, UNCERTAINTY_SOURCE
-from zerofit.planning.estimate.device_memory.memory import BY_NAME, BY_OWN_MODEL, QUANTIZED_BY_NAME
+from zerofit.planning.estimate.device_memory.memory import BY_NAME, BY_OWN_MODEL, QUANTIZED
 
 _ROOT = Path(__file__).parents[3]
 _NAMES = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("hf-bertL-adam8bit-all", "litgpt-30"))
@@ -99,7 +99,7 @@ def test_the_stated_uncertainties_quote_what_was_recorded(recorded: dict[str, An
     )
     assert f"{len(named)} runs of another model code than transformers' lay within " in BY_NAME[1]
     assert f"within {max(by_name.values()) * 100:.1f} %" in BY_NAME[1]
-    assert f"{max(in_nf4) * 100:.1f} % of {len(in_nf4)} published runs in nf4" in QUANTIZED_BY_NAME[1]
+    assert f"{max(in_nf4) * 100:.1f} % of {len(in_nf4)} published runs in nf4" in QUANTIZED[1]
 
 
 def test_runs_in_fp32_are_known_of_one_source_so_that_precisions_have_no_uncertainty_of_their_own(

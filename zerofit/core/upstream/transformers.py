@@ -396,3 +396,15 @@ def of_whole_sequence(
         new["mask_function"] = masking_utils.and_masks(arguments["mask_function"], inside)
         new["allow_is_causal_skip"] = False
     return arguments | new
+
+
+def torchao_kind(quant_type: Any) -> tuple[str, dict[str, Any]]:
+    """Return the class and the values of a torchao configuration, as a config.json's quant_type has them.
+
+    Source: transformers 5.23, utils/quantization_config.py (TorchAoConfig.to_dict).
+    """
+    inner = quant_type.get("default", quant_type) if isinstance(quant_type, dict) else quant_type
+    if not isinstance(inner, dict):
+        return str(inner or ""), {}
+    values = inner.get("_data")
+    return str(inner.get("_type") or ""), values if isinstance(values, dict) else {}

@@ -345,10 +345,11 @@ class Tracing:
         return Trace(request=self.request, logs=tuple(logs), notes=self._notes())
 
     def _notes(self) -> tuple[str, ...]:
-        """Return a note if quantization was requested and the model has no layer that is quantized."""
-        if self.request.quantization is None or any(
-            parameter.is_packed for parameter in self.skeleton.parameters
-        ):
+        """Return a note if quantization leaves all of the model wide, or most of it."""
+        packed = [module for module in self.model.modules() if is_packed(module)]
+        if packed:
+            return self._wide_experts(sum(module.in_features * module.out_features for module in packed))
+        if self.request.quantization is None:
             return ()
         import torch
 
@@ -359,6 +360,20 @@ class Tracing:
         return (
             f"{self.request.quantization} quantizes nothing of this model: transformers replaces torch's "
             f"Linear and its own Conv1D, and the model's linear layers are of other classes ({kinds})",
+        )
+
+    def _wide_experts(self, num_packed: int) -> tuple[str, ...]:
+        """Return a note if experts, stored in one tensor a layer, outweigh what is packed."""
+        wide = sum(
+            parameter.num_elements
+            for parameter in self.skeleton.parameters
+            if len(parameter.shape) == 3 and not parameter.is_packed and not parameter.trains
+        )
+        if wide <= num_packed:
+            return ()
+        return (
+            f"{wide:,} weights of experts count as wide as before quantization, and {num_packed:,} weights "
+            "are packed: transformers 5 stores a layer's experts in one tensor, which is no linear layer",
         )
 
     def _holds_for_one(self, log: AffineLog) -> bool:

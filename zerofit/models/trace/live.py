@@ -15,6 +15,7 @@ from zerofit.models.trace.entry import trace_made
 from zerofit.models.trace.live_batch import live_batch
 from zerofit.models.trace.nested import named_tensors
 from zerofit.models.trace.packed import packed_as, packs_in_4_bit
+from zerofit.models.trace.packed_formats import MARK, packed_in, packed_int8, packs_in_8_bit
 from zerofit.models.trace.prepare import as_requested
 
 if TYPE_CHECKING:
@@ -89,16 +90,19 @@ def trace_live(
 
 def _check_plain(model: Any) -> None:
     """Check that the weights are plain tensors that fake tensors can represent."""
-    packed = {id(module.weight) for module in model.modules() if packs_in_4_bit(module)}
+    packed = {
+        id(module.weight) for module in model.modules() if packs_in_4_bit(module) or packs_in_8_bit(module)
+    }
+    is_marked = any(hasattr(module, MARK) for module in model.modules())
     others = (parameter for parameter in model.parameters() if id(parameter) not in packed)
     odd = {type(other).__name__ for other in others if not _is_plain(other)}
-    if odd or (getattr(model, "is_quantized", False) and not packed):
+    if odd or (getattr(model, "is_quantized", False) and not packed and not is_marked):
         raise UserError(
             "trace-quantized",
             "a quantized model can't run on fake tensors",
             found=f"{type(model).__name__} with {', '.join(sorted(odd)) or 'quantized weights'}",
-            why="its layers dequantize weights in kernels that don't support fake tensors; only "
-            "bitsandbytes' 4-bit layers are simulated",
+            why="its layers dequantize weights in kernels that don't support fake tensors; of libraries' own "
+            "layers only those of bitsandbytes are simulated",
             fix="launch with an explicit strategy, such as --zero-stage 2 --micro-batch-size 1",
         )
 
@@ -154,6 +158,10 @@ def copy_without_values(
     for module in model.modules():
         if packs_in_4_bit(module):
             memo[id(module)] = packed_as(module, memo.get(id(module.bias)))
+        elif packs_in_8_bit(module):
+            memo[id(module)] = packed_int8(module, memo.get(id(module.bias)))
+        elif hasattr(module, MARK):
+            memo[id(module)] = packed_in(module, getattr(module, MARK), bias=memo.get(id(module.bias)))
     copied = copy.deepcopy(model, memo)
     for module in copied.modules():
         take_autocast_off(module)

@@ -14,6 +14,7 @@ from zerofit.models.changes.checkpointing import checkpointing_parts, set_checkp
 from zerofit.models.changes.freezing import freeze
 from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.packed import mend_adapters, pack_linear_layers
+from zerofit.models.trace.packed_formats import pack_checkpoint, take_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,10 +32,13 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
     from transformers.initialization import no_init_weights
 
     set_for_training(config)
+    form = take_format(config)
     chosen = {"attn_implementation": request.attention} if request.attention else {}
     with no_init_weights():
         model = build(config, dtype=torch_dtype(request.weights), **chosen)
     model.tie_weights()  # not handled by no_init_weights
+    if form is not None:
+        pack_checkpoint(model, form)
     return as_requested(model, request)
 
 
@@ -66,7 +70,7 @@ def as_requested(model: Any, request: TraceRequest) -> Any:
                 saved_modules=request.saved_modules,
                 has_values=False,
             )
-    if request.quantization is not None:
+    if request.quantization is not None or request.lora is not None:  # a checkpoint may be packed itself
         has_autocast = request.autocast is not None
         mend_adapters(model, dtype=torch_dtype(request.adapters), has_autocast=has_autocast)
     model.train()

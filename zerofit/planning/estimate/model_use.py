@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.optimizers.lookup import memory_of, optimizer_of_class
 from zerofit.core.strategy import DTYPES, Precision
+from zerofit.models.weight_formats import format_of
 
 if TYPE_CHECKING:
     from zerofit.core.capture import Capture, CapturedOptimizer
     from zerofit.core.facts import ModelFacts
+    from zerofit.models.weight_formats import WeightFormat
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -31,6 +33,8 @@ class ModelUse:
     """True if the script adds adapters itself."""
     has_frozen: bool = False
     """True if some parameters don't train."""
+    weight_format: WeightFormat | None = None
+    """Format of a quantized checkpoint, or that the script quantizes it to; None for plain weights."""
     optimizer: Stepper = None
     """The script's own, used where the strategy names none; None is foreach AdamW."""
     makes_model_first: bool = False
@@ -42,16 +46,30 @@ class ModelUse:
     other_weight_bytes: int = 0
     """Bytes per GPU of the script's models beside the one that it trains."""
 
+    @property
+    def is_packed(self) -> bool:
+        """True if its weights lie packed on the GPU in a format of their own."""
+        return self.weight_format is not None and not self.weight_format.is_whole
 
-def use_of_named(facts: ModelFacts, weights: Precision, *, makes_model_first: bool = False) -> ModelUse:
+
+def use_of_named(
+    facts: ModelFacts,
+    weights: Precision,
+    *,
+    weight_format: WeightFormat | None = None,
+    makes_model_first: bool = False,
+) -> ModelUse:
     """Return how a script uses a model that it loads from a checkpoint.
 
     Args:
         weights: the format in which it loads them.
+        weight_format: that of a quantized checkpoint.
     """
+    narrowest = 4 if weights is Precision.FP32 else 2
     return ModelUse(
         weights=weights,
-        narrowest_weight_bytes=4 if weights is Precision.FP32 else 2,
+        weight_format=weight_format,
+        narrowest_weight_bytes=0 if weight_format is not None and not weight_format.is_whole else narrowest,
         has_frozen=_has_frozen(facts),
         makes_model_first=makes_model_first,
     )
@@ -65,6 +83,7 @@ def use_in_script(capture: Capture) -> ModelUse:
     return ModelUse(
         is_own=True,
         weights=DTYPES.get(model.weight_dtype, Precision.FP32),
+        weight_format=format_of(model.config),
         narrowest_weight_bytes=0 if model.is_quantized else narrowest,
         has_adapters=bool(model.adapters),
         has_frozen=_has_frozen(model.facts),

@@ -28,8 +28,17 @@ _SMALL = {
     "pad_token_id": 0,
 }
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+_SMALL_LLAMA = {**_LLAMA, **_SMALL, "num_key_value_heads": 2, "max_position_embeddings": 128}
 MODELS = {
-    "llama": {**_LLAMA, **_SMALL, "num_key_value_heads": 2, "max_position_embeddings": 128},
+    "llama-gptq": {
+        **_SMALL_LLAMA,
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 16},
+    },
+    "llama-fp8": {
+        **_SMALL_LLAMA,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]},
+    },
+    "llama": _SMALL_LLAMA,
     "bert": {
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",

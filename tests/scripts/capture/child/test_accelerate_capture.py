@@ -10,6 +10,7 @@ import pytest
 from zerofit.core.capture import for_plan
 from zerofit.core.command import Route
 from zerofit.core.optimizers.memory import CPU_OFFLOAD, PAGED_ADAMW_8BIT
+from zerofit.models.weight_formats import format_of
 from zerofit.planning.estimate.model_use import own_stepper
 
 
@@ -180,6 +181,36 @@ def test_quantized_and_adapted_weights_are_told(captured_in_forks: Any) -> None:
     assert capture.model.passes_num_items
     # q_proj of 2 layers, each with two matrices of rank 2 on 32 and 32.
     assert capture.model.facts.num_trainable_parameters == 2 * 2 * (32 + 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "weight_dtype"),
+    [("in_8_bit", "bitsandbytes_8bit", "float32"), ("on_gptq", "gptq", "bfloat16")],
+)
+def test_weights_in_other_formats_are_told_without_their_libraries(
+    captured_in_forks: Any, name: str, method: str, weight_dtype: str
+) -> None:
+    capture = captured_in_forks(name).capture
+    form = format_of(capture.model.config)
+    assert form is not None
+    assert form.method == method
+    assert (capture.model.is_quantized, capture.model.adapters) == (True, ("LORA",))
+    assert capture.model.weight_dtype == weight_dtype
+    assert capture.model.facts.num_trainable_parameters == 2 * 2 * (32 + 32)
+    # Two layers of 4 x 32 x 32 less half of key and value, and 3 x 32 x 64; embedding, head and norms.
+    whole = 2 * (3 * 32 * 32 + 3 * 32 * 64) + 2 * 100 * 32 + 5 * 32
+    assert capture.model.facts.num_parameters == whole + 2 * 2 * (32 + 32)
+    assert not any("left out" in note for note in capture.notes)
+
+
+def test_a_checkpoint_that_is_unpacked_while_it_is_loaded_is_a_plain_model(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("unpacks").capture
+    assert (capture.model.is_quantized, capture.model.weight_dtype) == (False, "bfloat16")
+    facts = capture.model.facts
+    assert facts.num_trainable_parameters == facts.num_parameters
+    assert capture.notes == (
+        "its checkpoint is in FP8, as wide as 16 bits: dequantize=True unpacks them while they are loaded",
+    )
 
 
 def test_a_student_in_a_loss_is_the_model_and_no_frozen_teacher(captured_in_forks: Any) -> None:

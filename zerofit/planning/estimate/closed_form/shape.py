@@ -290,11 +290,13 @@ class Shape:
 
     @cached_property
     def packed_elements(self) -> int:
-        """Elements of the largest matrix stored in 4 bits; 0 without quantization."""
-        if self.request.quantization is None:
+        """Elements of the largest matrix that is stored packed; 0 without quantization."""
+        if self.request.quantization is None and not self.request.base_bits:
             return 0
         return max(matrix.rows * matrix.columns for matrix in self.matrices(self.facts.num_layers - 1))
 
     def packed_bytes(self, num_elements: int) -> int:
-        """Return the bytes of a matrix in 4 bits, with its scales (zerofit/models/trace/packed.py)."""
+        """Return the bytes of a packed matrix with its scales (zerofit/models/trace/packed.py for nf4)."""
+        if self.request.quantization is None:
+            return int(num_elements * self.request.base_bits / 8)
         return num_elements // 2 + num_elements // 64 + num_elements // 4096

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.strategy import Engine, ZeroStage
+from zerofit.core.supported import release_of
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
@@ -34,13 +35,25 @@ BY_NAME = (
     "of 13 published runs on one GPU that were held out, 90 % lay within 11.6 %; "
     "17 runs of another model code than transformers' lay within 6.7 % (docs/reference/predictions.md)",
 )
-QUANTIZED_BY_NAME = (
+QUANTIZED = (
     0.15,
     "ASSUMPTION: twice the 6.7 % of 8 published runs in nf4 of another model code than transformers', as "
     "releases of bitsandbytes keep other tensors (docs/reference/predictions.md)",
 )
+QUANTIZED_OF_OLD = (
+    0.3,
+    "of 13 held-out published runs in 4 bits with bitsandbytes up to 0.43, whose own model code was traced, "
+    "half lay within 9.4 % and the worst was 30 % too low: these releases keep other tensors",
+)
+PACKED = (
+    0.3,
+    "ASSUMPTION: as for old releases of bitsandbytes: what products with packed weights take is known from "
+    "their code alone",
+)
 """Uncertainties on one GPU, and their sources: with the script's own model traced, with the class that a name
-stands for, and with that class quantized."""
+stands for, and with quantized weights, by whatever name: bitsandbytes' 4 bits, those of its releases of 2023
+and 2024, and other formats."""
+_OLD_BITSANDBYTES = (0, 44)
 _MANY_RANKS = (
     0.15,
     "ASSUMPTION: as for one GPU, and NCCL's buffers, whose number depends on the links that NCCL finds; "
@@ -120,17 +133,29 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     Not by precision, as all known runs in fp32 are of one source. A release of DeepSpeed that was not
     compared adds to it.
     """
-    by_name = QUANTIZED_BY_NAME if setup.strategy.quantization else BY_NAME
-    alone = BY_OWN_MODEL if setup.use.is_own else by_name
+    alone = _on_one_gpu(setup)
     uncertainty, source = _MANY_RANKS if has_nccl else alone
     if setup.stage is not None:
         uncertainty, source = _IN_STAGES
     if setup.strategy.engine is Engine.FSDP2:
         uncertainty, source = _SHARDED
+    if alone[0] > uncertainty:
+        uncertainty, source = alone
     more, why = _added_by_release(setup.versions.deepspeed)
     if setup.strategy.engine is not Engine.DEEPSPEED or not more:
         return uncertainty, source
     return uncertainty + more, f"{source}; {more:.0%} more, as {why}"
+
+
+def _on_one_gpu(setup: Setup) -> tuple[float, str]:
+    form = setup.use.weight_format if setup.use.is_packed else None
+    if form is not None and form.method != "bitsandbytes_4bit":
+        return PACKED
+    if form is None and setup.strategy.quantization is None:
+        return BY_OWN_MODEL if setup.use.is_own else BY_NAME
+    release = setup.versions.bitsandbytes
+    is_old = release is not None and release_of(release) < _OLD_BITSANDBYTES
+    return QUANTIZED_OF_OLD if is_old else QUANTIZED
 
 
 def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:

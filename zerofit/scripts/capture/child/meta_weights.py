@@ -16,6 +16,8 @@ from zerofit.core.upstream.transformers import (
     leave_weights_unread,
     note_guessed_dtype,
 )
+from zerofit.models.trace.packed_formats import mark_layers
+from zerofit.models.weight_formats import format_of
 from zerofit.scripts.capture.child import meta_weights
 from zerofit.scripts.on_import import around
 
@@ -94,7 +96,10 @@ def _load_without_weights(module: Any, seen: Observations) -> None:
         for place in _PLACEMENT_ARGUMENTS:
             kwargs.pop(place, None)
         made = original(cls, *args, **kwargs)
-        setattr(made[0] if isinstance(made, tuple) else made, LOADED, bool(seen.accelerators))
+        model = made[0] if isinstance(made, tuple) else made
+        setattr(model, LOADED, bool(seen.accelerators))
+        if seen.stands_for:
+            _as_if_quantized(model, seen.stands_for.pop())
         return made
 
     of_config = getattr(model_class, MAKE_FROM_CONFIG).__func__
@@ -117,14 +122,28 @@ def _load_without_weights(module: Any, seen: Observations) -> None:
 
 
 def _quantize_where_possible(module: Any, seen: Observations) -> None:
-    """Keep quantization that can be prepared here; skip what needs a GPU or a missing package."""
+    """Let bitsandbytes quantize; layers of other formats stay wide, and are marked with their format.
+
+    Their libraries need a GPU or are missing here, and a trace knows their layers by the format alone.
+    """
 
     @around(module, "get_hf_quantizer")
     def get_quantizer(
         original: Any, config: Any, said: Any, device_map: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        is_asked = said is not None or getattr(config, "quantization_config", None) is not None
-        seen.quantized = seen.quantized or is_asked
+        own = getattr(config, "quantization_config", None)
+        values = _values_of(own, said)
+        form = format_of({"quantization_config": values})
+        is_plain = form is not None and form.is_plain
+        seen.quantized = seen.quantized or ((said is not None or own is not None) and not is_plain)
+        if form is not None and not form.method.startswith("bitsandbytes"):
+            if is_plain:
+                seen.note(f"its checkpoint is in {form.label}")
+            else:
+                seen.stands_for.append(values)
+            if own is not None:
+                del config.quantization_config
+            return None, config, None
         try:
             quantizer, config, _ = original(config, said, device_map, *args, **kwargs)
         except (ImportError, RuntimeError, ValueError) as error:
@@ -133,6 +152,29 @@ def _quantize_where_possible(module: Any, seen: Observations) -> None:
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
         return quantizer, config, None
+
+
+def _values_of(own: Any, said: Any) -> dict[str, Any]:
+    """Return a quantization_config as a config.json has it.
+
+    The checkpoint's own counts, with what the script says of loading it (transformers 5.23,
+    quantizers/auto.py, merge_quantization_configs).
+    """
+    values: dict[str, Any] = {}
+    for each in (said, own):
+        values |= each if isinstance(each, dict) else each.to_dict() if each is not None else {}
+    if getattr(said, "dequantize", False):
+        values["dequantize"] = True
+    return values
+
+
+def _as_if_quantized(model: Any, values: dict[str, Any]) -> None:
+    """Mark the layers that a format packs, and say what transformers says of a quantized model."""
+    form = format_of({"quantization_config": values})
+    assert form is not None
+    mark_layers(model, form)
+    model.config.quantization_config = values
+    model.quantization_method = form.method
 
 
 def _resize_without_values(model_class: Any) -> None:

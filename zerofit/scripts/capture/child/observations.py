@@ -65,6 +65,8 @@ class Observations:
     default_seed: int | None = None
     """torch's own seed before the script set one."""
     quantized: bool = False
+    stands_for: list[dict[str, Any]] = field(default_factory=list)
+    """The quantization_config of the model being loaded, if its layers stay wide here."""
     saves: bool = False
     notes: list[str] = field(default_factory=list)
     on_failure: Callable[[BaseException | None], None] | None = None
