@@ -78,9 +78,10 @@ error[launcher-flag-not-taken]: a flag of accelerate launch is not supported
   fix:   leave it out, or start this run without zerofit""",
     "srun -n 1 accelerate launch train.py": """\
 error[runner-behind-zerofit]: zerofit must be started by srun, not the other way round
-  found: zerofit launch ... srun
+  found: srun behind zerofit
   why:   srun chooses where and in which environment the rest of its line runs
-  fix:   srun -n 1 zerofit launch accelerate launch train.py""",
+  fix:   srun -n 1 zerofit launch accelerate launch train.py; plan, tune and submit take the line without \
+srun -n 1""",
     "deepspeed --include worker-0@worker-1 train.py": """\
 error[launcher-flag-not-taken]: a flag of another launcher is not supported
   found: --include worker-0@worker-1

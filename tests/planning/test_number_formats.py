@@ -79,13 +79,13 @@ _CASES: dict[str, tuple[Capture, Strategy, list[str]]] = {
     "bf16 gets masters": (
         _made_in("bfloat16", TRAINER),
         Strategy(**_DS),
-        ["weights: bf16 -> bf16, with fp32 masters", "optimizer states: bf16 -> fp32"],
+        ["weights: bf16 alone -> bf16, with fp32 masters", "optimizer states: bf16 -> fp32"],
     ),
     "bf16 gets masters without a named precision": (
         _made_in("bfloat16", LOOP),
         Strategy(**_OFFLOADED, precision=Precision.BF16, gradient_accumulation_steps=4),
         [
-            "weights: bf16 -> bf16, with fp32 masters",
+            "weights: bf16 alone -> bf16, with fp32 masters",
             "gradients: bf16, summed over 2 micro-batches -> bf16, summed over 4 micro-batches",
             "optimizer states: bf16 -> fp32",
         ],
@@ -98,12 +98,12 @@ _CASES: dict[str, tuple[Capture, Strategy, list[str]]] = {
     "bf16 weights under an optimizer with 32-bit states of its own": (
         _with_optimizer("bitsandbytes.optim.adamw.AdamW8bit", _made_in("bfloat16", TRAINER)),
         Strategy(**_DS),
-        ["weights: bf16 -> bf16, with fp32 masters"],
+        ["weights: bf16 alone -> bf16, with fp32 masters"],
     ),
     "8-bit states replace the script's": (
         _made_in("bfloat16", TRAINER),
         Strategy(**_DS, optimizer=OptimizerName.ADAMW_8BIT),
-        ["weights: bf16 -> bf16, with fp32 masters"],
+        ["weights: bf16 alone -> bf16, with fp32 masters"],
     ),
     "fp32 adapters on a bf16 base": (
         _BF16_BASE_WITH_FP32_ADAPTERS,

@@ -378,7 +378,8 @@ def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
     return UserError(
         "runner-behind-zerofit",
         f"zerofit must be started by {runner}, not the other way round",
-        found=f"zerofit launch ... {runner}",
+        found=f"{runner} behind zerofit",
         why=f"{runner} chooses where and in which environment the rest of its line runs",
-        fix=shlex.join([*rest[:begin], "zerofit", "launch", *rest[begin:]]),
+        fix=f"{shlex.join([*rest[:begin], 'zerofit', 'launch', *rest[begin:]])}; plan, tune and submit take "
+        f"the line without {shlex.join(rest[:begin])}",
     )

@@ -97,10 +97,11 @@ def _changes(
 
 def _formats(engine: Engine, weights: Precision, precision: Precision | None) -> NumberFormats:
     """Return the formats of a run whose script makes weights in this format."""
+    without_masters = weights if weights is Precision.FP32 else f"{weights} alone"
     if precision not in _16_BITS:
-        return NumberFormats(weights=weights, gradients=weights, states=weights)
+        return NumberFormats(weights=without_masters, gradients=weights, states=weights)
     if engine is Engine.NATIVE:
-        words = f"{weights} under autocast" if weights is Precision.FP32 else weights
+        words = f"{weights} under autocast" if weights is Precision.FP32 else without_masters
         return NumberFormats(weights=words, gradients=weights, states=weights)
     words = f"{precision}, with fp32 masters"
     return NumberFormats(weights=words, gradients=precision, states=Precision.FP32)
