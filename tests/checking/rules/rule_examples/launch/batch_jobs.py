@@ -35,13 +35,13 @@ EXAMPLES = {
         bad=Example(shell=f"{_NODES}srun torchrun --nproc_per_node 8 train.py\n"),
         good=Example(shell=f"{_NODES}srun {_MEETING}\n"),
     ),
-    "node-rank-of-batch-shell": Examples(
-        bad=Example(shell=f'{_NODES}srun bash -c "{_RANKED}"\n'),
-        good=Example(shell=f"{_NODES}srun bash -c '{_RANKED}'\n"),
-    ),
     "tasks-leave-gpus-idle": Examples(
         bad=Example(shell=f"{_NODES}srun python train.py\n", script=LANGUAGE),
         good=Example(shell=f"{_NODES.replace('node=1', 'node=8')}srun python train.py\n", script=LANGUAGE),
+    ),
+    "node-rank-of-batch-shell": Examples(
+        bad=Example(shell=f'{_NODES}srun bash -c "{_RANKED}"\n'),
+        good=Example(shell=f"{_NODES}srun bash -c '{_RANKED}'\n"),
     ),
     "shell-variable-unset": Examples(
         bad=Example(shell="SCRIPT=train.py\npython $PROGRAM\n"),
