@@ -263,6 +263,41 @@ def test_a_rank_that_each_task_expands(text: str) -> None:
     assert _told(_TWO + text.replace("{}", _TORCHRUN)) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (
+            "srun -N 2 {} --node_rank $SLURM_NODEID a.py --name 'a b' $OUT",
+            "srun -N 2 bash -c \"{} --node_rank \\$SLURM_NODEID a.py --name 'a b' $OUT\"",
+        ),
+        (
+            "srun env NCCL_DEBUG=INFO {} --node_rank=$SLURM_PROCID a.py",
+            'srun env bash -c "NCCL_DEBUG=INFO {} --node_rank \\$SLURM_NODEID a.py"',
+        ),
+        (
+            "FOO=1 srun accelerate launch --num_machines 2 --machine_rank $SLURM_NODEID a.py",
+            'FOO=1 srun bash -c "accelerate launch --num_machines 2 --machine_rank \\$SLURM_NODEID a.py"',
+        ),
+        (
+            "srun {} --node_rank $SLURM_NODEID a.py --say '\"x\"'",
+            "--node_rank \\$SLURM_NODEID in double quotes behind srun bash -c",
+        ),
+        (
+            'srun bash -c "{} --node_rank $SLURM_NODEID a.py"',
+            "--node_rank \\$SLURM_NODEID in the quotes of srun bash -c",
+        ),
+        (
+            "srun bash <<E\n{} --node_rank $SLURM_NODEID a.py\nE",
+            "--node_rank \\$SLURM_NODEID in the lines for the shell",
+        ),
+    ],
+)
+def test_the_line_whose_tasks_expand_their_rank(line: str, fix: str) -> None:
+    Path("job.sbatch").write_text(f"#!/bin/bash\n{_TWO}{line.replace('{}', _TORCHRUN)}\n")
+    (finding,) = check("job.sbatch").findings
+    assert finding.fix == f"write {fix.replace('{}', _TORCHRUN)}"
+
+
 _UNSET = [
     ('SCRIPT=a.py\nCMD="accelerate launch --num_processes 2 $PROGRAM $ARGS"\n$CMD\n', "$PROGRAM"),
     ("SCRIPTS_ARGS='--lr 1'\ntorchrun $TRAIN_FILE $SCRIPTS_ARGS\n", "$TRAIN_FILE"),
@@ -367,3 +402,78 @@ def test_a_launcher_that_counts_one_node_on_each_of_several(header: str, line: s
 )
 def test_lines_whose_nodes_meet_or_are_meant_alone(text: str) -> None:
     assert [line for line in _told(text) if "nodes-train-alone" in line] == []
+
+
+_ACCELERATOR = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+_TRAINER = (
+    "from transformers import Trainer, TrainingArguments\n"
+    "Trainer(model=None, args=TrainingArguments('o')).train()\n"
+)
+_SPREAD = (
+    f"{_ACCELERATOR}from transformers import AutoModelForCausalLM\n"
+    "model = AutoModelForCausalLM.from_pretrained('m', device_map='auto')\n"
+)
+_EIGHT = "#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
+_ALONE = "; no process has its own RANK and LOCAL_RANK, so that each node trains alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "script", "found", "why"),
+    [
+        (
+            f"#SBATCH -N 2\n{_EIGHT}export WORLD_SIZE=16\nsrun python train.py\n",
+            _ACCELERATOR,
+            "srun python train.py with #SBATCH --ntasks-per-node=1 and #SBATCH --gres=gpu:8 on 2 nodes",
+            f"14 of 16 GPUs stay idle{_ALONE}",
+        ),
+        (
+            "#SBATCH -N 1\n#SBATCH --gpus-per-node=4\nsrun --ntasks-per-node=2 uv run python train.py\n",
+            _ACCELERATOR,
+            "srun python train.py with --ntasks-per-node=2 and #SBATCH --gpus-per-node=4",
+            "2 of 4 GPUs stay idle",
+        ),
+        (
+            "#SBATCH -N 4\n#SBATCH -G 16\nsrun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=0 python3 -m train'\n",
+            _ACCELERATOR,
+            "srun python3 -m train with #SBATCH -G 16 on 4 nodes",
+            "12 of 16 GPUs stay idle",
+        ),
+        (
+            f"#SBATCH -N 2\n{_EIGHT}srun python train.py\n",
+            _TRAINER,
+            "srun python train.py with #SBATCH --ntasks-per-node=1 and #SBATCH --gres=gpu:8 on 2 nodes",
+            _ALONE.removeprefix("; "),
+        ),
+    ],
+)
+def test_a_plain_python_in_each_task_leaves_gpus_idle(text: str, script: str, found: str, why: str) -> None:
+    Path("train.py").write_text(script)
+    Path("job.sbatch").write_text(f"#!/bin/bash\n{text}")
+    (finding,) = [one for one in check("job.sbatch").findings if one.rule == "tasks-leave-gpus-idle"]
+    assert finding.found == found
+    assert finding.why == f"a task is one process, and python starts no ranks: {why}"
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        (
+            "#SBATCH -N 2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gres=gpu:8\nsrun python train.py\n",
+            _ACCELERATOR,
+        ),
+        ("#SBATCH -N 2\n#SBATCH --gpus-per-task=1\nsrun python train.py\n", _ACCELERATOR),
+        (f"#SBATCH -N 2\n{_EIGHT}srun python train.py\n", "print('prepares data')\n"),
+        (f"#SBATCH -N 2\n{_EIGHT}python train.py\n", _ACCELERATOR),
+        (f"#SBATCH -N 2\n{_EIGHT}srun python train.py\n", _ACCELERATOR.replace("()", "(cpu=True)")),
+        (f"#SBATCH -N 1\n{_EIGHT}srun python train.py\n", _TRAINER),
+        (f"#SBATCH -N 1\n{_EIGHT}srun python train.py\n", _SPREAD),
+        (f"#SBATCH -N 1\n{_EIGHT}export CUDA_VISIBLE_DEVICES=0\nsrun python train.py\n", _ACCELERATOR),
+        (
+            f"#SBATCH -N 2\n{_EIGHT}srun torchrun --nnodes 2 --nproc_per_node 8 train.py\n",
+            _ACCELERATOR,
+        ),
+    ],
+)
+def test_tasks_that_use_their_gpus(text: str, script: str) -> None:
+    Path("train.py").write_text(script)
+    assert [line for line in _told(text) if "tasks-leave-gpus-idle" in line] == []

@@ -48,6 +48,54 @@ def test_what_the_user_says_of_the_run_counts(tmp_path: Path) -> None:
         check(path, route="somebody")
 
 
+_LOADS = """
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+{}
+args = TrainingArguments("out", {})
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+def _on(name: str, capability: tuple[int, int]) -> Machine:
+    gpu = GpuSpec(name=name, memory_bytes=1, compute_capability=capability)
+    return Machine(gpus=(gpu,), num_cpu_cores=1, host_memory_bytes=1, host_memory_available_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("load", "arguments", "found"),
+    [
+        ("AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.bfloat16)", "fp16=True", True),
+        ("AutoModelForCausalLM.from_config(config, dtype='bfloat16')", "", True),
+        ("AutoModelForCausalLM.from_pretrained('m').to(torch.bfloat16)", "fp16=True", True),
+        ("AutoModelForCausalLM.from_pretrained('m').bfloat16()", "fp16=True", True),
+        ("AutoModelForCausalLM.from_pretrained('m', dtype=torch.float32)", "fp16=True", False),
+        ("AutoModelForCausalLM.from_pretrained('m', dtype=torch.bfloat16).float()", "fp16=True", False),
+        (
+            "AutoModelForCausalLM.from_pretrained('m', dtype=torch.bfloat16).to(torch.float32)",
+            "fp16=True",
+            False,
+        ),
+        ("AutoModelForCausalLM.from_pretrained('m', dtype=torch.bfloat16)", "deepspeed='ds.json'", False),
+        (
+            "AutoModelForCausalLM.from_pretrained('m')\n"
+            "judge = AutoModelForCausalLM.from_pretrained('m', dtype=torch.bfloat16)",
+            "fp16=True",
+            False,
+        ),
+    ],
+)
+def test_weights_loaded_in_bf16_train_in_it(tmp_path: Path, load: str, arguments: str, found: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_LOADS.format(f"model = {load}", arguments))
+    report = check(script, machine=_on("T4", (7, 5)))
+    hits = [hit.found for hit in report.findings if hit.rule == "bf16-needs-ampere"]
+    assert hits == ([f"{load} on T4 (compute capability 7.5)"] if found else [])
+    assert "whether the ranks run on GPUs" not in str(report)
+    newer = check(script, machine=_on("A100", (8, 0))).findings
+    assert "bf16-needs-ampere" not in [hit.rule for hit in newer]
+
+
 @pytest.mark.parametrize(("passes", "is_ignored"), [(["autosp"], False), ("no_autosp", True), (3, True)])
 def test_only_a_list_of_passes_creates_sequence_groups(
     passes: object, is_ignored: bool, tmp_path: Path

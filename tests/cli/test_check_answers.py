@@ -126,6 +126,34 @@ def test_gpus_of_a_node_are_named(run_zerofit: RunZerofit, tmp_path: Path, line:
     assert _BF16 not in newer.stdout
 
 
+@pytest.mark.parametrize(
+    ("line", "flags", "fixed"),
+    [
+        ("ds.json --num-processes 8", "--num-processes 8", "--num-processes 8 ds.json"),
+        ("--strict ds.json --gpus=4xT4 --cpu", "--gpus=4xT4 --cpu", "--strict --gpus=4xT4 --cpu ds.json"),
+        (
+            "ds.json --route trainer acc.yaml --json",
+            "--route trainer --json",
+            "--route trainer --json ds.json acc.yaml",
+        ),
+        ("ds.json --strict train.py --strict", "--strict", "--strict ds.json train.py --strict"),
+    ],
+)
+def test_flags_behind_files_are_named_in_a_line_that_runs(
+    run_zerofit: RunZerofit, tmp_path: Path, line: str, flags: str, fixed: str
+) -> None:
+    acc = "distributed_type: NO\nmixed_precision: bf16\nnum_processes: 1\n"
+    finished = _check(run_zerofit, tmp_path, line, script=_PARSES, ds=_DS, acc=acc)
+    assert finished.returncode == 2
+    assert finished.stderr == (
+        "error[flag-behind-file]: flags of zerofit check come before the files\n"
+        f"  found: {flags}\n"
+        "  why:   arguments after a script or launcher belong to it\n"
+        f"  fix:   zerofit check {fixed}\n"
+    )
+    assert _check(run_zerofit, tmp_path, fixed).returncode in (0, 1)
+
+
 def test_gpus_here_and_elsewhere_are_alternatives(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     finished = _check(run_zerofit, tmp_path, "--gpus 1xT4 --here ds.json", ds=_DS)
     assert (finished.returncode, "--gpus and --here are alternatives" in finished.stderr) == (2, True)

@@ -109,6 +109,41 @@ def test_nothing_to_fix(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     assert _texts(tmp_path) == {"ds.json": _AFTER}
 
 
+_CONTRADICTING = (
+    '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "fp16": {"enabled": true}%s}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (_CONTRADICTING % "", 1),
+        (_CONTRADICTING % ', "zero_optimization": {"offload_param": {"device": "cpu"}}', 1),
+        (_AFTER, 0),
+    ],
+)
+def test_a_dry_run_without_a_fix_is_a_check(
+    run_zerofit: RunZerofit, tmp_path: Path, text: str, code: int
+) -> None:
+    _write(tmp_path / "ds.json", text)
+    finished, checked = (_fix(run_zerofit, tmp_path, *words, "ds.json") for words in (["--dry-run"], []))
+    assert finished.stderr == "zerofit: nothing to fix: no finding has exactly one right answer\n"
+    assert (finished.returncode, finished.stdout) == (code, checked.stdout)
+    assert ("error[deepspeed-fp16-and-bf16]" in finished.stdout) == bool(code)
+
+
+def test_a_dry_run_tells_the_errors_that_its_fix_leaves(run_zerofit: RunZerofit, tmp_path: Path) -> None:
+    text = _CONTRADICTING % ', "gradient_cliping": 1.0'
+    _write(tmp_path / "ds.json", text)
+    finished = _fix(run_zerofit, tmp_path, "--dry-run", "ds.json")
+    assert finished.stdout.startswith("--- ds.json\n+++ ds.json\n")
+    assert finished.stderr.startswith("zerofit: this would be left:\n\n")
+    assert "error[deepspeed-fp16-and-bf16]" in finished.stderr
+    assert "deepspeed-key-misspelt" not in finished.stderr
+    assert finished.returncode == 1
+    assert (tmp_path / "ds.json").read_text() == text
+
+
 def test_no_backup_is_ever_overwritten(run_zerofit: RunZerofit, tmp_path: Path) -> None:
     for name in ("ds.json.bak", "ds.json.bak1"):
         _write(tmp_path / name, "mine")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache, partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,13 +14,16 @@ from zerofit.checking import check_run
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.completion import complete_file, complete_gpus
 from zerofit.cli.output.console import Console, echo, for_terminal
-from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word, typed_line
+from zerofit.cli.parameters import CONTEXT, POSITIVE, Verb, Word, typed_line, typed_words
 from zerofit.cli.shared_options import capture_limit_option, json_option
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
+from zerofit.core.secrets import shell_words
 from zerofit.scripts.capture.limit import check_capture_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from zerofit.checking.report import Report
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
@@ -91,9 +95,12 @@ def check(
         check_capture_limit(capture_limit_s, because="no --capture")
     if gpus is not None and here:
         raise click.UsageError("--gpus and --here are alternatives", context)
+
+    def check_words(*, words: Sequence[str] = targets, **others: Any) -> Report:
+        return check_run.check(*words, **others)
+
     check_targets = partial(
-        check_run.check,
-        *targets,
+        check_words,
         strict=strict,
         route=route,
         num_processes=num_processes,
@@ -101,6 +108,7 @@ def check(
         machine=_machine(gpus, here=here),
         stdin=cache(sys.stdin.buffer.read),
     )
+    _refuse_flags_behind(context, targets, check_targets)
     if captures:
         check_targets = partial(
             check_targets, capture=_capture(check_targets().targets, limit_s=capture_limit_s)
@@ -112,8 +120,14 @@ def check(
         if not fixes:
             echo("zerofit: nothing to fix: no finding has exactly one right answer", err=True)
         click.echo("".join(diff_of(change) for change in fixes), nl=False, err=not dry_run)
-        if dry_run:
-            return 0
+        if dry_run and fixes:
+            left = check_targets(overlay={os.path.realpath(change.name): change.after for change in fixes})
+            if left.exit_code:
+                echo(
+                    f"zerofit: this would be left:\n\n{_output(left, as_json=False, as_sarif=False)}",
+                    err=True,
+                )
+            return left.exit_code
         for change, backup in zip(fixes, write_fixes(fixes), strict=True):
             echo(f"zerofit: fixed {change.name}; original: {backup}", err=True)
     report = check_targets()
@@ -156,6 +170,44 @@ def _refuse_wrong_use(
         raise click.UsageError("--dry-run needs --fix: a check alone writes nothing", context)
     if fix and "-" in takewhile(lambda word: not word.endswith(".py"), targets):
         raise click.UsageError("--fix changes files, but - is standard input", context)
+
+
+def _refuse_flags_behind(
+    context: click.Context, targets: tuple[str, ...], check_targets: Callable[..., Report]
+) -> None:
+    """Check that no flag of this verb is behind a file; name the line with the flags in front."""
+    if not os.path.isfile(targets[0]) or targets[0].endswith(".py"):
+        return  # a command, or a script with its own arguments
+    options = [param for param in context.command.params if isinstance(param, click.Option)]
+    is_switch = {name: param.is_flag for param in options for name in param.opts}
+    words = list(takewhile(lambda word: not word.endswith(".py"), targets))
+    files, flags, rest = list[str](), list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if name not in is_switch:
+            files.append(word)
+            continue
+        flags.append(word)
+        if not (is_switch[name] or equals):
+            flags.append(rest.pop(0) if rest and not rest[0].startswith("-") else "VALUE")
+    if not flags:
+        return
+    files += targets[len(words) :]
+    typed, _ = typed_words()
+    moved = UserError(
+        "flag-behind-file",
+        "flags of zerofit check come before the files",
+        found=shell_words(flags),
+        why="arguments after a script or launcher belong to it",
+        fix=shell_words((*typed[: len(typed) - len(targets)], *flags, *files)),
+    )
+    errors: list[UserError] = []
+    try:
+        check_targets(words=files)
+    except* UserError as group:
+        errors += (error for error in group.exceptions if isinstance(error, UserError))
+    raise ExceptionGroup("targets that can't be checked", [*errors, moved])
 
 
 def _capture(targets: Targets, *, limit_s: float) -> Capture:

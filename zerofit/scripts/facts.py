@@ -136,6 +136,8 @@ class Model:
     device_map: ModelOption | None = None
     """What gives its device_map, beside `keywords`; None if nothing does, or the script handles DeepSpeed."""
     quantization: Quantization | None = None
+    bf16_weights: Snippet | None = None
+    """The call that makes its weights bf16; None if none does, or if they may be cast later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

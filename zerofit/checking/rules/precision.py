@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.inputs.accelerate import launch_of, launch_value, precision_of_script
 from zerofit.checking.inputs.script_arguments import given_argument
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, hit_of, ignored
+from zerofit.checking.rules.script.hits import is_without_deepspeed
 from zerofit.checking.situation import known, text_of
 from zerofit.configs.document import say
 from zerofit.core.command import Route
@@ -32,7 +33,7 @@ def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
 
     def find(situation: Situation) -> Iterator[Hit]:
         is_on = situation.strategy is not None and getattr(situation.strategy, field)
-        if is_on and known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+        if is_on and _runs_on_cpu(situation):
             yield Hit(found=f"--{field} with ranks on the CPU")
 
     return find
@@ -48,12 +49,42 @@ def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
     evidence=fails(not_reproduced="needs a GPU older than Ampere"),
 )
 def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
-    precision = known(situation.settings.precision, "the number format")
+    said = situation.settings.precision
+    if said is None or said.value is not Precision.BF16:
+        yield from _bf16_weights(situation)
+    precision = known(said, "the number format")
     if precision.value is not Precision.BF16:
         return
     if gpu := _first_gpu(situation, lambda gpu, _: not gpu.has_bf16):
         fix = None if "precision" in situation.settings.names else "train in fp16 or fp32 instead"
         yield hit_of(precision, f" on {gpu}", fix=fix)
+
+
+def _bf16_weights(situation: Situation) -> Iterator[Hit]:
+    """Find weights that train in the format in which the script loads them, whatever the precision is."""
+    models = situation.script.models if situation.script is not None else ()
+    made = [model.bf16_weights for model in models if model.is_trained and model.bf16_weights is not None]
+    if not made or not is_without_deepspeed(situation):
+        return  # DeepSpeed casts them itself
+    if gpu := _first_gpu(situation, lambda gpu, _: not gpu.has_bf16):
+        for seen in made:
+            yield Hit(
+                found=f"{seen.text} on {gpu}",
+                place=seen.place,
+                fix="load the model in fp32: fp16 mixed precision computes in fp16 by itself",
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _runs_on_cpu(situation: Situation) -> bool:
+    """Return True if the ranks run on the CPU.
+
+    Raises:
+        UnknownFact: neither the ranks nor the GPUs are known.
+    """
+    if situation.topology is None and situation.machine is not None and situation.machine.gpus:
+        return False
+    return known(situation.topology, "whether the ranks run on GPUs").on_cpu
 
 
 def _first_gpu(situation: Situation, lacks: Callable[[GpuSpec, tuple[int, int]], bool]) -> str | None:
@@ -87,7 +118,7 @@ def _fp16_on_cpu(situation: Situation) -> Iterator[Hit]:
     precision = known(situation.settings.precision, "the number format")
     if precision.value is not Precision.FP16:
         return
-    if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+    if _runs_on_cpu(situation):
         yield Hit(found=f"{precision.text} with ranks on the CPU", place=precision.place)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.command import Route
 from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
 from zerofit.scripts.flag_names import classes_of_parsers, dataclass_fields
-from zerofit.scripts.source import model_options, names
+from zerofit.scripts.source import model_options, names, weights
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.config_reads import find_early_reads
 from zerofit.scripts.source.gradients import find_cleared
@@ -173,6 +173,7 @@ def _model(reading: Reading, tracked: TrackedObject) -> Model:
         is_before_setup=all(seen.root != root for seen in set_up),
         device_map=tracked.device_map,
         quantization=tracked.quantization,
+        bf16_weights=weights.bf16_weights(reading, tracked),
         is_always_after_setup=not (made.conditions or made.loops or root)
         and any(seen.root == 0 and not seen.conditions and not seen.loops for seen in set_up),
     )

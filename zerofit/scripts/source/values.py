@@ -79,6 +79,8 @@ class TrackedObject:
     is_trained: bool = False
     is_prepared: bool = False
     """For an optimizer, a scheduler or a DataLoader: True if accelerate wraps it."""
+    bf16_by: ast.expr | None = None
+    """For a model: the call that made its weights bf16."""
     half_by: ast.expr | None = None
     """For a model: the call that made its weights fp16, if the mixed precision is fp16."""
     has_open_weights: bool = False
@@ -282,6 +284,8 @@ def join(first: Value, second: Value) -> Value:
         return second
     if isinstance(first, TrackedObject) and isinstance(second, TrackedObject):
         is_alike = first.kind is second.kind and first.state is second.state and first.cls is second.cls
+        if (first.root.bf16_by is None) is not (second.root.bf16_by is None):
+            second.root.has_open_weights = True
         if (first.root.half_by is None) is not (second.root.half_by is None):
             second.root.has_open_weights = True
         if is_alike:

@@ -22,10 +22,12 @@ from zerofit.scripts.source.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from zerofit.scripts.facts import Snippet
     from zerofit.scripts.source.reading import CallSite, Reading
     from zerofit.scripts.source.values import Value
 
 _HALF = {"torch.float16", "torch.half"}
+_BF16 = (Dotted("torch.bfloat16"), Constant("bfloat16"))
 _WIDENS = {"float", "double", "bfloat16"}
 _DTYPES = ("dtype", "torch_dtype")
 """Of from_pretrained(); the second is its name before transformers 5."""
@@ -49,11 +51,17 @@ def load(model: TrackedObject, call: CallSite) -> None:
     )
     if any(is_half(call.keywords.get(name)) for name in _DTYPES):
         model.half_by = call.node
+    if any(call.keywords.get(name) in _BF16 for name in _DTYPES):
+        model.bf16_by = call.node
 
 
 def cast(reading: Reading, model: TrackedObject, name: str, call: CallSite) -> None:
     """Note a model's cast: half(), to(dtype), float(), or requires_grad_()."""
     root = model.root
+    if name == "bfloat16" or (name == "to" and any(value in _BF16 for value in call.values)):
+        root.bf16_by = call.node
+    elif name in ("half", *_WIDENS) or (name == "to" and any(isinstance(v, Dotted) for v in call.values)):
+        root.bf16_by = None
     conditions = [condition for condition in reading.conditions if id(condition.test) not in root.made_under]
     is_certain = all(is_fp16_test(condition.test) and not condition.is_else for condition in conditions)
     formats = [value for value in call.values if not _is_device(value)]
@@ -90,6 +98,14 @@ def mark_open(iterated: ast.expr, evaluate: Callable[[ast.expr], Value]) -> None
         owner = evaluate(node.value) if isinstance(node.value, (ast.Name, ast.Attribute)) else None
         if isinstance(owner, TrackedObject) and owner.kind is ObjectKind.MODEL:
             owner.root.has_open_weights = True
+
+
+def bf16_weights(reading: Reading, model: TrackedObject) -> Snippet | None:
+    """Return the call that made the weights of a model bf16; None if something may have changed them."""
+    root = model.root
+    if root.bf16_by is None or root.has_open_weights or reading.text.has(*_UPCASTS):
+        return None
+    return reading.text.snippet(root.bf16_by)
 
 
 def half_weights(

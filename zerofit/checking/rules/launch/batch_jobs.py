@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import LaunchLayers, launch_value, whole_number
 from zerofit.checking.inputs.batch_jobs import BatchJob, job_options
-from zerofit.checking.inputs.programs import program_of
+from zerofit.checking.inputs.programs import program_of, without_wrappers
 from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, ignored
-from zerofit.core.command import Launcher, is_literal
+from zerofit.core.command import ASSIGNMENT, Launcher, Route, is_literal
 from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.batch_jobs import JobOption
     from zerofit.checking.inputs.shell_lines import ShellLine
     from zerofit.checking.situation import Situation
-    from zerofit.core.command import LaunchCommand
+    from zerofit.core.command import Flag, LaunchCommand
+    from zerofit.scripts.facts import Model
 
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _SRUN = "https://slurm.schedmd.com/srun.html"
@@ -226,6 +229,81 @@ def _is_open(situation: Situation, step: _Step) -> bool:
 
 
 @Rule(
+    id="tasks-leave-gpus-idle",
+    severity=Severity.ERROR,
+    summary="srun starts fewer processes than the job has GPUs, and no launcher that starts the others",
+    why="a task is one process, and python starts no ranks: a GPU is used by one rank",
+    fix="start a launcher in each node's task, or one task a GPU with RANK, LOCAL_RANK and WORLD_SIZE",
+    see=_SRUN,
+    evidence=ignored(not_reproduced=_NEEDS_SLURM),
+)
+def _idle_gpus(situation: Situation) -> Iterator[Hit]:
+    step, route = _step_of(situation, launchers=(Launcher.PYTHON,)), situation.route
+    if step is None or not step.is_under_srun or step.job.starts_own_code or situation.script is None:
+        return
+    asked, tasks, nodes = step.job.gpus_per_node, step.job.tasks_per_node, step.job.nodes or 1
+    if route is None or asked is None or not tasks or tasks >= asked[0] or "use_cpu" in _keywords(situation):
+        return
+    gpus, option = asked
+    if _is_for_one_node(step.line):
+        nodes = 1
+    uses_all = tasks == 1 and (route is Route.TRAINER or any(map(_is_spread, situation.script.models)))
+    if (uses_all and nodes == 1) or "CUDA_VISIBLE_DEVICES" in step.line.variables.assigned:
+        return
+    whys = [] if uses_all else [f"{nodes * (gpus - tasks)} of {nodes * gpus} GPUs stay idle"]
+    if nodes > 1 and "RANK" not in step.line.variables.assigned:
+        whys.append("no process has its own RANK and LOCAL_RANK, so that each node trains alone")
+    if not whys:
+        return
+    given = step.job.find("ntasks-per-node", "ntasks")
+    found = " and ".join(_as_asked(asked) for asked in (given, option) if asked is not None)
+    yield Hit(
+        found=f"srun {_program_and_script(step)} with {found}{f' on {nodes} nodes' if nodes > 1 else ''}",
+        why=f"a task is one process, and python starts no ranks: {'; '.join(whys)}",
+        fix=_with_all_ranks(step, tasks=tasks, gpus=gpus, nodes=nodes),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _is_spread(model: Model) -> bool:
+    """Return True if one process may hold a model on several GPUs."""
+    said = (word.value for word in model.keywords if word.name.partition(".")[0] == "device_map")
+    return model.device_map is not None or any(value is not None for value in said)
+
+
+def _keywords(situation: Situation) -> set[str]:
+    """Return the arguments of the script's Accelerator() or TrainingArguments() that are not false."""
+    script = situation.script
+    given = (*script.accelerator_keywords, *script.training_arguments) if script is not None else ()
+    return {"use_cpu" if keyword.name == "cpu" else keyword.name for keyword in given if keyword.value}
+
+
+def _as_asked(option: JobOption) -> str:
+    """Return an option as the header or the line of srun has it."""
+    return option.text if option.place is None else f"#SBATCH {option.text}"
+
+
+def _program_and_script(step: _Step) -> str:
+    """Return the command of a task up to its script, without python's own flags."""
+    words, script = without_wrappers(step.line.words)[1], step.command.script or ""
+    is_module = "-m" in itertools.takewhile(lambda word: word != script, words)
+    return f"{words[0]} {'-m ' if is_module else ''}{script}"
+
+
+def _with_all_ranks(step: _Step, *, tasks: int, gpus: int, nodes: int) -> str:
+    """Return the lines that start one rank a GPU."""
+    program, _, target = _program_and_script(step).partition(" ")
+    host = "$MASTER_ADDR" if "MASTER_ADDR" in step.line.variables.names else "FIRST_NODE"
+    meets = (
+        f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {host}:29500" if nodes > 1 else "--standalone"
+    )
+    ranks = "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
+    by_tasks = f"--ntasks-per-node={gpus} and srun bash -c '{ranks} {program} {target} ...'"
+    by_launcher = f"write srun torchrun --nproc_per_node {gpus} {meets} {target} ..., or "
+    return f"{by_launcher if tasks == 1 else 'write '}{by_tasks}"
+
+
+@Rule(
     id="node-rank-of-batch-shell",
     severity=Severity.ERROR,
     summary="all nodes get the rank 0",
@@ -249,9 +327,35 @@ def _same_rank(situation: Situation) -> Iterator[Hit]:
     yield Hit(
         found=f"{rank.text} (from {names})" if names else rank.text,
         why=None if names else "srun starts the same line on each node, so that all have this rank",
-        fix=f"write --{rank.name} \\$SLURM_NODEID in the quotes of srun bash -c",
+        fix=_expanded_by_task(step, rank),
         confidence=Confidence.CERTAIN if is_sure else Confidence.LIKELY,
     )
+
+
+def _expanded_by_task(step: _Step, rank: Flag) -> str:
+    """Return the flag, or the whole line, with which each task expands its node's rank itself."""
+    flag, outer = f"--{rank.name} \\$SLURM_NODEID", step.line.outer
+    if outer:
+        return f"write {flag} in the {'quotes of srun bash -c' if '-c' in outer else 'lines for the shell'}"
+    own = list(step.line.starters)
+    begin = next(number for number, word in enumerate(own) if program_of(word) == "srun")
+    first = next((at for at in range(begin, len(own)) if ASSIGNMENT.match(own[at])), len(own))
+    words = [_in_quotes(word) for word in step.line.words]
+    size = len(rank.words)
+    places = (at for at in range(len(words)) if step.line.words[at : at + size] == rank.words)
+    at = next(places, None)
+    if at is None or any(word is None for word in words):
+        return f"write {flag} in double quotes behind srun bash -c"
+    words[at : at + size] = [flag]
+    told = [word or "" for word in words]
+    return f'write {" ".join(told[:first])} bash -c "{" ".join(told[first:])}"'
+
+
+def _in_quotes(word: str) -> str | None:
+    """Return a word as it is written between double quotes; None if that needs more than quotes."""
+    if re.search(r'["\\`\n!]', word):
+        return None
+    return word if "$" in word and not re.search(r"[\s';&|<>*?]", word) else shlex.quote(word)
 
 
 def _agree_on_ranks(command: LaunchCommand) -> bool:
@@ -361,10 +465,10 @@ def _job_of(situation: Situation) -> BatchJob | None:
     return None if situation.line is None else situation.line.job
 
 
-def _step_of(situation: Situation) -> _Step | None:
-    """Return the launch line of a job; None for any other line."""
+def _step_of(situation: Situation, *, launchers: tuple[Launcher, ...] = _LAUNCHERS) -> _Step | None:
+    """Return the launch line of a job, by one of these launchers; None for any other line."""
     line, job, command = situation.line, _job_of(situation), situation.command
-    if line is None or job is None or command is None or command.launcher not in _LAUNCHERS:
+    if line is None or job is None or command is None or command.launcher not in launchers:
         return None
     starters = list(line.starters)
     begin = next((at for at, word in enumerate(starters) if program_of(word) == "srun"), len(starters))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rule_examples.example import Example, Examples
+from rule_examples.example import LANGUAGE, Example, Examples
 
 _NODES = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n"
 _TORCHRUN = "torchrun --nnodes 2 --nproc_per_node 8 {} train.py"
@@ -34,6 +34,10 @@ EXAMPLES = {
     "nodes-train-alone": Examples(
         bad=Example(shell=f"{_NODES}srun torchrun --nproc_per_node 8 train.py\n"),
         good=Example(shell=f"{_NODES}srun {_MEETING}\n"),
+    ),
+    "tasks-leave-gpus-idle": Examples(
+        bad=Example(shell=f"{_NODES}srun python train.py\n", script=LANGUAGE),
+        good=Example(shell=f"{_NODES.replace('node=1', 'node=8')}srun python train.py\n", script=LANGUAGE),
     ),
     "node-rank-of-batch-shell": Examples(
         bad=Example(shell=f'{_NODES}srun bash -c "{_RANKED}"\n'),
