@@ -275,9 +275,9 @@ def test_each_line_of_an_explanation_fits_the_terminal(
         (
             "in __getitem__",
             "return self.rows[i]['text']",
-            "print the sample's keys in front of /me/data.py:8",
+            "print the sample's keys in front of the line that raised it",
         ),
-        ("in __iter__", "yield row['text']", "print the sample's keys in front of /me/data.py:8"),
+        ("in __iter__", "yield row['text']", "print the sample's keys in front of the line that raised it"),
         ("in tokenize", "return tokenizer(rows['text'])", "print(dataset.column_names)"),
     ],
 )

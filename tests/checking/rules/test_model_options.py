@@ -354,6 +354,23 @@ def test_a_file_that_the_script_names_is_of_its_own_trainer(script: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("before", "behind", "route"),
+    [
+        ("", "", "trainer"),
+        ("", "train(arguments)", "trainer"),
+        ("import deepspeed\n", "engine, *_ = deepspeed.initialize(model=model)", "native"),
+        ("from accelerate import Accelerator\n", "accelerator = Accelerator()", "accelerate"),
+        ("from transformers import AutoModel\n", "model = AutoModel.from_pretrained('m')\nfit(model)", None),
+    ],
+)
+def test_arguments_alone_are_of_a_trainer_that_is_elsewhere(
+    before: str, behind: str, route: str | None
+) -> None:
+    made = "from transformers import TrainingArguments\narguments = TrainingArguments('out')\n"
+    assert situation_of_example(Example(script=f"{before}{made}{behind}\n")).route == route
+
+
+@pytest.mark.parametrize(
     ("script", "route"),
     [
         (_of_own("dataloader", "CustomTrainer"), "trainer"),

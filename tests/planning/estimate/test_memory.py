@@ -257,7 +257,7 @@ def test_a_deepspeed_that_was_not_compared_is_less_certain(
     ("own_model", "quantization", "ranks", "uncertainty"),
     [
         (True, None, 1, 0.08),
-        (True, Quantization.NF4, 1, 0.08),
+        (True, Quantization.NF4, 1, 0.15),
         (False, None, 1, 0.12),
         (False, Quantization.NF4, 1, 0.15),
         (True, None, 2, 0.15),

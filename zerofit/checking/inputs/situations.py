@@ -315,12 +315,12 @@ def _names_of(script: ScriptFacts | None, targets: Targets) -> FlagNames | None:
 
 
 def _makes_arguments_alone(script: ScriptFacts) -> bool:
-    """Return True if a script makes TrainingArguments, and nothing that trains without a Trainer.
+    """Return True if a script makes TrainingArguments, and neither a model nor what trains without a Trainer.
 
     The Trainer itself may be in another module, of another library, or in a notebook's later cell.
     """
     others = (Action.MAKE_ACCELERATOR, Action.INITIALIZE, Action.MAKE_HF_CONFIG)
-    return bool(script.find(Action.MAKE_ARGUMENTS)) and not script.find(*others)
+    return bool(script.find(Action.MAKE_ARGUMENTS)) and not script.models and not script.find(*others)
 
 
 def _is_named_for_trainer(targets: Targets, script: ScriptFacts | None) -> bool:
