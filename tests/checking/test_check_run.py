@@ -78,6 +78,12 @@ def _on(name: str, capability: tuple[int, int]) -> Machine:
         ),
         ("AutoModelForCausalLM.from_pretrained('m', dtype=torch.bfloat16)", "deepspeed='ds.json'", False),
         (
+            "AutoModelForCausalLM.from_pretrained('m')\nif torch.cuda.is_bf16_supported():\n"
+            "    model.to(torch.bfloat16)",
+            "fp16=True",
+            False,
+        ),
+        (
             "AutoModelForCausalLM.from_pretrained('m')\n"
             "judge = AutoModelForCausalLM.from_pretrained('m', dtype=torch.bfloat16)",
             "fp16=True",

@@ -416,6 +416,8 @@ def test_machines_that_a_job_numbers_need_the_standard_launcher(
         ("# export MASTER_ADR=node1\n", ""),
         ("export WORLD_SIZE1=2\necho ${WORLD_SIZE1}\n", ""),
         ("export PYTORCH_HIP_ALLOC_CONF=x HF_HUB_ENABLE_HF_TRANSFER=1 NCCL_NET=Socket\n", ""),
+        ("export HCCL_SOCKET_IFNAME=eth0 MUSA_VISIBLE_DEVICES=0 MUSA_LAUNCH_BLOCKING=1\n", ""),
+        ("export A=1" + " A=1" * 20_000 + "\n", ""),  # in no time
     ],
 )
 def test_a_variable_that_is_almost_a_librarys(text: str, found: str) -> None:

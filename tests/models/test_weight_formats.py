@@ -106,6 +106,13 @@ def test_the_format_of_a_part_with_the_text_is_that_of_the_model() -> None:
         {"quantization_config": {"quant_method": "gptq", "bits": [4]}},
         {"quantization_config": {"quant_method": "quanto", "weights": "int4"}},
         {"quantization_config": [1]},
+        {"quantization_config": {"quant_method": "gptq", "bits": -4}},
+        {"quantization_config": {"quant_method": "hqq", "nbits": "nan"}},
+        {"quantization_config": {"quant_method": "hqq", "quant_config": "x"}},
+        {"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": [1]}}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": {"a": 1}}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [-128, 128]}},
     ],
 )
 def test_what_is_not_known_has_no_format(config: dict[str, Any]) -> None:

@@ -99,10 +99,14 @@ def format_of(config: Mapping[str, Any]) -> WeightFormat | None:
     if said is None:
         return None
     read = _METHODS.get(method_of(said))
-    try:
-        return None if read is None else read(said)
-    except (TypeError, ValueError, ArithmeticError):  # values that no release writes
+    if read is None:
         return None
+    try:
+        found = read(said)
+        is_possible = found.is_whole or (1 <= found.bits <= 16 and found.bits_with_scales >= found.bits)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError):
+        return None  # values that no release writes
+    return found if is_possible else None
 
 
 def said_format(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -48,7 +48,7 @@ def read_hostfile(text: str, *, name: str) -> Hostfile | None:
             return None
         match = _LINE.match(line)
         if match is not None and match[1] not in slots:
-            slots[match[1]] = int(match[2])
+            slots[match[1]] = int(match[2][:9])  # Python refuses numbers of thousands of digits
         elif refused is None:
             place = Place(file=name, line=number)
             refused = _bad_line(line, place) if match is None else _second_line(match[1], line, place)

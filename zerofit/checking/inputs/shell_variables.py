@@ -139,10 +139,14 @@ def _misspelt(text: str, assigned: set[str], first_line: int) -> Iterator[Misspe
         start = match.start(1) if match[1] else match.start(2)
         for found in _ASSIGNED.finditer(given):
             name = found[1]
-            meant = None if name in _KNOWN or name in seen else _known_name(name)
+            if name in seen:
+                continue
             seen.add(name)
+            meant = None if name in _KNOWN else _known_name(name)
+            if meant is None or meant in assigned:
+                continue
             is_used = len(re.findall(rf"\b{name}\b", text)) > len(re.findall(rf"\b{name}=", text))
-            if meant is not None and meant not in assigned and not is_used:
+            if not is_used:
                 line = first_line + text.count("\n", 0, start + found.start(1))
                 yield Misspelt(name=name, meant=meant, line=line)
 
@@ -153,7 +157,9 @@ def _known_name(name: str) -> str | None:
         return None
     most = 2 if len(name) >= _LONG and not name.startswith("NCCL_") else 1
     near = nearest(name, _KNOWN)
-    return near if near is not None and _num_edits(name, near, most) <= most else None
+    # Another first letter is another vendor's library: HCCL_SOCKET_IFNAME, MUSA_VISIBLE_DEVICES.
+    is_alike = near is not None and near[0] == name[0] and _num_edits(name, near, most) <= most
+    return near if is_alike else None
 
 
 def _num_edits(one: str, other: str, most: int) -> int:

@@ -58,11 +58,11 @@ def load(model: TrackedObject, call: CallSite) -> None:
 def cast(reading: Reading, model: TrackedObject, name: str, call: CallSite) -> None:
     """Note a model's cast: half(), to(dtype), float(), or requires_grad_()."""
     root = model.root
+    conditions = [condition for condition in reading.conditions if id(condition.test) not in root.made_under]
     if name == "bfloat16" or (name == "to" and any(value in _BF16 for value in call.values)):
-        root.bf16_by = call.node
+        root.bf16_by = None if conditions else call.node
     elif name in ("half", *_WIDENS) or (name == "to" and any(isinstance(v, Dotted) for v in call.values)):
         root.bf16_by = None
-    conditions = [condition for condition in reading.conditions if id(condition.test) not in root.made_under]
     is_certain = all(is_fp16_test(condition.test) and not condition.is_else for condition in conditions)
     formats = [value for value in call.values if not _is_device(value)]
     makes_half = name == "half" or (name == "to" and any(map(is_half, formats)))

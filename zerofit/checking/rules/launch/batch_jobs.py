@@ -353,7 +353,7 @@ def _expanded_by_task(step: _Step, rank: Flag) -> str:
 
 def _in_quotes(word: str) -> str | None:
     """Return a word as it is written between double quotes; None if that needs more than quotes."""
-    if re.search(r'["\\`\n!]', word):
+    if re.search(r'["\'\\`\n!]', word):
         return None
     return word if "$" in word and not re.search(r"[\s';&|<>*?]", word) else shlex.quote(word)
 
