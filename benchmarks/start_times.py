@@ -23,6 +23,7 @@ from circumstances import circumstances
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _SCRIPT = str(REPOSITORY / "examples" / "train_trainer.py")
+_CARD = ("--model", "llama-3.2-1b", "--gpus", "1xRTX4090", "--seq-len", "2048", "--global-batch-size", "8")
 _NODE = ("--model", "llama-3-8b", "--gpus", "8xA100-80G", "--seq-len", "2048")
 _IMPORTED = "torch, transformers.modeling_utils, torch._subclasses.fake_tensor, torch.distributed.tensor"
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -34,8 +35,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "--fast": ("--fast", *_NODE, "--global-batch-size", "64"),
     },
     "llama-3.2-1b on one GPU": {
-        "cold": ("--model", "llama-3.2-1b", "--gpus", "1xRTX4090", "--seq-len", "2048"),
-        "again": ("--model", "llama-3.2-1b", "--gpus", "1xRTX4090", "--seq-len", "2048"),
+        "cold": _CARD,
+        "again": _CARD,
     },
     "a captured script": {
         "cold": ("--gpus", "1xRTX4090", _SCRIPT),

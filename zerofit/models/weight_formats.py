@@ -161,7 +161,10 @@ def _groups(size: int, group_size: int) -> int:
 
 # bitsandbytes
 
-NF4_BLOCK, NF4_SCALE_BLOCK = 64, 256
+_NF4_BLOCK, _NF4_SCALE_BLOCK = 64, 256
+"""Weights per scale, and scales per second-level scale."""
+_VALUES, _SCALE_VALUES = 16, 256
+"""Entries of the fp32 lookup tables of 4 and 8 bits."""
 
 
 def _bnb_4bit(said: Mapping[str, Any]) -> WeightFormat:
@@ -170,7 +173,7 @@ def _bnb_4bit(said: Mapping[str, Any]) -> WeightFormat:
         method="bitsandbytes_4bit",
         label="bitsandbytes' 4 bits" + (" with quantized scales" if two_levels else ""),
         bits=4,
-        group_size=NF4_BLOCK,
+        group_size=_NF4_BLOCK,
         kept=_names(said, "llm_int8_skip_modules"),
         two_levels=two_levels,
         source="bitsandbytes 0.50.2, functional.py (quantize_4bit), autograd/_functions.py (MatMul4Bit)",
@@ -178,14 +181,27 @@ def _bnb_4bit(said: Mapping[str, Any]) -> WeightFormat:
 
 
 def _stored_nf4(form: WeightFormat, out: int, size: int) -> tuple[Stored, ...]:
-    scales = _ceil(out * size, NF4_BLOCK)
+    weight = Stored(name="weight", dtype="uint8", num_elements=_ceil(out * size, 2))
+    return (weight, *beside_nf4(out * size, two_levels=form.two_levels))
+
+
+def beside_nf4(num_weights: int, *, two_levels: bool) -> tuple[Stored, ...]:
+    """Return what bitsandbytes stores beside the weights of a layer in 4 bits.
+
+    Args:
+        two_levels: True if the scales are quantized too.
+    """
+    scales = _ceil(num_weights, _NF4_BLOCK)
     found = [
-        Stored(name="weight", dtype="uint8", num_elements=_ceil(out * size, 2)),
-        Stored(name="scales", dtype="uint8" if form.two_levels else "float32", num_elements=scales),
-        Stored(name="values", dtype="float32", num_elements=16),
+        Stored(name="scales", dtype="uint8" if two_levels else "float32", num_elements=scales),
+        Stored(name="values", dtype="float32", num_elements=_VALUES),
     ]
-    if form.two_levels:
-        more = (("scale_scales", _ceil(scales, NF4_SCALE_BLOCK)), ("scale_values", 256), ("mean", 1))
+    if two_levels:
+        more = (
+            ("scale_scales", _ceil(scales, _NF4_SCALE_BLOCK)),
+            ("scale_values", _SCALE_VALUES),
+            ("mean", 1),
+        )
         found += [Stored(name=name, dtype="float32", num_elements=count) for name, count in more]
     return tuple(found)
 
@@ -202,7 +218,8 @@ def _bnb_8bit(said: Mapping[str, Any]) -> WeightFormat:
     )
 
 
-def _stored_int8(form: WeightFormat, out: int, size: int) -> tuple[Stored, ...]:
+def _stored_in_rows(form: WeightFormat, out: int, size: int) -> tuple[Stored, ...]:
+    """Return weights of a byte each, and a scale for each row."""
     return (
         Stored(name="weight", dtype="int8", num_elements=out * size),
         Stored(name="scales", dtype="float32", num_elements=out),
@@ -409,13 +426,10 @@ _METHODS.update(
 )
 _STORED: dict[str, Callable[[WeightFormat, int, int], tuple[Stored, ...]]] = {
     "bitsandbytes_4bit": _stored_nf4,
-    "bitsandbytes_8bit": _stored_int8,
+    "bitsandbytes_8bit": _stored_in_rows,
     "gptq": _stored_in_int32,
     "awq": _stored_in_int32,
     "fp8": _stored_fp8,
-    "fbgemm_fp8": lambda form, out, size: (
-        Stored(name="weight", dtype="uint8", num_elements=out * size),
-        Stored(name="scales", dtype="float32", num_elements=out),
-    ),
+    "fbgemm_fp8": _stored_in_rows,
     **dict.fromkeys(("torchao", "hqq", "eetq", "quanto"), _stored_with_scales),
 }

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import kept_in_fp32
 from zerofit.models.changes.quantization import torch_dtype
+from zerofit.models.weight_formats import beside_nf4
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Packing
 
 PER_BYTE = 2
 """Weights per byte."""
-BLOCK, SCALE_BLOCK = 64, 256
-"""Weights per scale, and scales per second-level scale."""
-_VALUES, _SCALE_VALUES = 16, 256
-"""Entries of the fp32 lookup tables of 4 and 8 bits."""
 
 
 def pack_linear_layers(model: Any, packing: Packing) -> None:
@@ -124,22 +121,15 @@ def _layer_class() -> Any:
             self.clones = False
             self.product = _product(saves_inputs=saves_inputs, unpacks_to=unpacks_to)
             num_elements = shape[0] * shape[1]
-            num_scales = -(-num_elements // BLOCK)
             stored_in = stored_in or torch.uint8
             size = -(-num_elements // (PER_BYTE * stored_in.itemsize))
             packed = torch.empty((size, 1), dtype=stored_in)
             self.weight: Any = nn.Parameter(packed, requires_grad=False)
             self.weight.packs_weights = True
             self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-            of_scales = (
-                ("scale_scales", -(-num_scales // SCALE_BLOCK)),
-                ("scale_values", _SCALE_VALUES),
-                ("mean", 1),
-            )
-            kind = torch.uint8 if has_two_levels else torch.float32
-            self.register_buffer("scales", torch.empty(num_scales, dtype=kind), persistent=False)
-            for name, size in (("values", _VALUES), *(of_scales if has_two_levels else ())):
-                self.register_buffer(name, torch.empty(size, dtype=torch.float32), persistent=False)
+            for tensor in beside_nf4(num_elements, two_levels=has_two_levels):
+                made = torch.empty(tensor.num_elements, dtype=getattr(torch, tensor.dtype))
+                self.register_buffer(tensor.name, made, persistent=False)
 
         def forward(self, inputs: Any) -> Any:
             given = inputs.to(self.computes_in or inputs.dtype)

@@ -13,6 +13,7 @@ from zerofit.core.setting import Confidence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.inputs.hostfiles import Hostfile
     from zerofit.checking.situation import Situation
     from zerofit.core.command import Flag, LaunchCommand
 
@@ -24,6 +25,12 @@ _COUNTS = ("num_nodes", "num_gpus")
 def _of_deepspeed(situation: Situation) -> LaunchCommand | None:
     command = situation.command
     return command if command is not None and command.launcher is Launcher.DEEPSPEED else None
+
+
+def _with_nodes(situation: Situation) -> tuple[LaunchCommand, Hostfile] | None:
+    """Return DeepSpeed's launch line and its hostfile; None without one that the launcher reads."""
+    command, hosts = _of_deepspeed(situation), situation.hostfile
+    return None if command is None or hosts is None or hosts.refused else (command, hosts)
 
 
 def _filters(command: LaunchCommand) -> Iterator[Flag]:
@@ -59,9 +66,9 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     evidence=fails(not_reproduced="the harness starts no hosts"),
 )
 def _lacks_slot(situation: Situation) -> Iterator[Hit]:
-    command, hosts = _of_deepspeed(situation), situation.hostfile
-    if command is None or hosts is None or hosts.refused:
+    if (read := _with_nodes(situation)) is None:
         return
+    command, hosts = read
     for flag in _filters(command):
         for node, slots in named_slots(flag.value or ""):
             number = hosts.slots.get(node)
@@ -88,9 +95,9 @@ def _lacks_slot(situation: Situation) -> Iterator[Hit]:
     evidence=ignored(not_reproduced="the harness starts no hosts"),
 )
 def _smaller(situation: Situation) -> Iterator[Hit]:
-    command, hosts = _of_deepspeed(situation), situation.hostfile
-    if command is None or hosts is None or hosts.refused:
+    if (read := _with_nodes(situation)) is None:
         return
+    command, hosts = read
     nodes, gpus = (command.find(name) for name in _COUNTS)
     asked = None if nodes is None else whole_number(nodes.value)
     if nodes is not None and asked and asked > len(hosts.slots):
