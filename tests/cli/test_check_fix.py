@@ -8,9 +8,11 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from runs import RunZerofit
 
@@ -415,11 +417,18 @@ def test_edits_of_what_is_no_file_are_left_out(tmp_path: Path) -> None:
     assert find_fixes(lambda _: checked) == ()
 
 
+def _wait_until_asleep(pid: int) -> None:
+    process, last = psutil.Process(pid), None
+    while last != (last := (process.status(), process.cpu_times()[:2])) or last[0] != psutil.STATUS_SLEEPING:
+        time.sleep(0.1)
+
+
 def test_the_signal_of_ctrl_c_ends_the_command_with_130(tmp_path: Path) -> None:
     fifo = tmp_path / "ds.json"
     os.mkfifo(fifo)
     process = subprocess.Popen([sys.executable, "-m", "zerofit", "check", str(fifo)], stderr=subprocess.PIPE)
-    writer = os.open(fifo, os.O_WRONLY)  # returns when the command reads
+    writer = os.open(fifo, os.O_WRONLY)  # returns when the command has opened the file
+    _wait_until_asleep(process.pid)  # a signal before the reading waits for its end
     process.send_signal(signal.SIGINT)
     said = b"\nzerofit: stopped by Ctrl-C; no training was started\n"
     assert (process.wait(timeout=60), process.stderr.read() if process.stderr else b"") == (130, said)
