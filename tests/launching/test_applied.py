@@ -49,7 +49,9 @@ def start(strategy: Strategy, launcher: tuple[str, ...], route: str, folder: Pat
         pytest.param(
             at_stage(ZeroStage.GRADIENTS), ACCELERATE, "accelerate", id="ZeRO-2", marks=pytest.mark.slow
         ),
-        pytest.param(at_stage(ZeroStage.PARAMETERS), TORCHRUN, "trainer", id="ZeRO-3"),
+        pytest.param(
+            at_stage(ZeroStage.PARAMETERS), TORCHRUN, "trainer", id="ZeRO-3", marks=pytest.mark.slow
+        ),
         pytest.param(Strategy(micro_batch_size=2), (), "accelerate", id="one process"),
         pytest.param(
             at_stage(ZeroStage.GRADIENTS), TORCHRUN, "trainer", id="ZeRO-2, Trainer", marks=pytest.mark.slow

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TWO_RANKS = ("--num-processes", "2")
 NO_OFFLOAD = ("--offload-optimizer", "none")
+_AS_IT_IS = ("--engine", "native", "--no-capture")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningLaunch]]:
     """Start `zerofit launch --cpu` on two ranks of DDP, and return it as it runs."""
 
     def begin(*arguments: str) -> RunningLaunch:
-        command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *TWO_RANKS, "--engine", "native"]
+        command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *TWO_RANKS, *_AS_IT_IS]
         process = subprocess.Popen(
             [*command, *arguments],
             cwd=tmp_path,
@@ -137,7 +138,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_run(start: Callable[..., Runnin
 
 
 def test_the_exit_code_of_a_killed_rank_is_zerofits(launch: Callable[..., Run]) -> None:
-    run = launch(*TWO_RANKS, "--engine", "native", str(SCRIPTS / "end.py"), "kill", "0")
+    run = launch(*TWO_RANKS, *_AS_IT_IS, str(SCRIPTS / "end.py"), "kill", "0")
     assert run.exit_code == 137, run.stderr
     assert str(run.record()["cause"]).startswith("rank 0 was killed by signal 9 (SIGKILL)")
     assert "last words of rank 0\n" in run.stdout

@@ -259,10 +259,8 @@ _POISONED: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind == "weights" else pytest.param(kind, marks=pytest.mark.slow) for kind in _POISONED],
-)
+@pytest.mark.slow  # what loads them is asked in this process above
+@pytest.mark.parametrize("kind", _POISONED)
 def test_no_file_of_a_model_runs_code_in_a_generation(tmp_path: Path, built_ops: None, kind: str) -> None:
     poison, flags = _POISONED[kind]
     model = make_model(tmp_path / "model")

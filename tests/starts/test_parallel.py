@@ -12,6 +12,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow  # a suite of its own, whose order the suite that runs it shows
 def test_the_tests_of_a_file_stay_in_one_process() -> None:
     pytest.importorskip("xdist")
     options = re.findall(r"^PARALLEL \?= (.*)$", (_ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()

@@ -46,7 +46,7 @@ _REQUESTS = (_REQUEST, replace(_REQUEST, gradient_checkpointing=True), _REFUSED,
     [(2, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0), (8, 2)))],
 )
 def test_the_cache_has_what_one_process_would_write(cores: int, num_forks: int, tmp_path: Path) -> None:
-    config, _ = tiny("llama", 4)
+    config, _ = tiny("llama", 2)
     config.save_pretrained(tmp_path / "llama")
     named = probe_model(str(tmp_path / "llama"))
     cache = tmp_path / "traces"
