@@ -65,6 +65,42 @@ def test_what_slurm_reads_as_it_is_meant(text: str) -> None:
     assert _told(text) == []
 
 
+_OUTPUTS = [
+    (
+        "#SBATCH -o logs/%x.out\n#SBATCH -e logs/e\nmkdir logs/\nsrun python a.py\n",
+        "run mkdir -p logs before sbatch",
+    ),
+    (
+        "#SBATCH --error ./a/b/%j.err\nset -e; mkdir -p -m 755 a a/b && ls\nsrun python a.py\n",
+        "run mkdir -p ./a/b before sbatch",
+    ),
+    ("#SBATCH --output=runs/%j/out.txt\nsrun python a.py\n", "write --output=runs/%j-out.txt"),
+    ("#SBATCH --output=run_%A/%a.txt\nsrun python a.py\n", "write --output=run_%A-%a.txt"),
+]
+
+
+@pytest.mark.parametrize(("text", "fix"), _OUTPUTS)
+def test_slurm_opens_the_output_before_the_job_makes_its_folder(text: str, fix: str) -> None:
+    assert _told(text) == [
+        f"job.sbatch:2 warning sbatch-output-folder-too-late: {text.partition(chr(10))[0]}"
+    ]
+    (finding,) = check("job.sbatch").findings
+    assert finding.fix == fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#SBATCH --output=logs/%j.out\n# mkdir logs\nmkdir -p out/logs\nsrun python a.py\n",
+        "#SBATCH --output=%j.out\nmkdir -p .\nsrun python a.py\n",
+        "#SBATCH --output=logs/%x/%j.out\nmkdir -p logs\nsrun python a.py\n",
+        "#SBATCH --output=logs/%j.out\nif true; then echo logs; fi\nsrun python a.py\n",
+    ],
+)
+def test_the_folder_of_the_output_may_be_there(text: str) -> None:
+    assert _told(text) == []
+
+
 _COUNTS = [
     (
         "#SBATCH --ntasks=1\n#SBATCH --ntasks-per-node=2\nsrun python a.py\n",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Place
@@ -26,6 +27,7 @@ _HETEROGENEOUS = re.compile(r"#SBATCH\s+(hetjob|packjob)")
 _OWN_CODE = re.compile(
     r"\bexport\s+-f\b|^[^#\n]*\b(srun|ssh|mpirun|pdsh)\b[^\n]*(\$\{?0\b|BASH_SOURCE)", re.MULTILINE
 )
+_MKDIR = re.compile(r"^[^#\n]*?\bmkdir\s+([^\n;&|#]+)", re.MULTILINE)
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")
 _GPU_GRES = re.compile(r"gpu(?::([\w.-]+))?(?::(\d+))?")
 
@@ -54,6 +56,8 @@ class BatchJob:
     options: tuple[JobOption, ...]
     starts_own_code: bool = False
     """True if its lines may be run by its tasks: it starts itself by srun, or exports functions."""
+    made_folders: frozenset[str] = frozenset()
+    """Folders that its lines make, as written and without a last slash."""
 
     def find(self, *names: str) -> JobOption | None:
         """Return the option of one of these names that takes effect: the last one."""
@@ -144,8 +148,14 @@ def batch_job(text: str, *, name: str, first_line: int = 1, is_literal: bool = T
             options += job_options(_words(match[1]), place=Place(file=name, line=number))
     if not is_literal:
         options = [option for option in options if "$" not in (option.value or "")]
-    starts_own_code = _OWN_CODE.search(text) is not None
-    return BatchJob(options=tuple(options), starts_own_code=starts_own_code) if options else None
+    if not options:
+        return None
+    made = (word for match in _MKDIR.finditer(text) for word in _words(match[1]) if not word.startswith("-"))
+    return BatchJob(
+        options=tuple(options),
+        starts_own_code=_OWN_CODE.search(text) is not None,
+        made_folders=frozenset(map(posixpath.normpath, made)),
+    )
 
 
 def with_options(job: BatchJob | None, words: list[str]) -> BatchJob | None:
@@ -157,7 +167,7 @@ def with_options(job: BatchJob | None, words: list[str]) -> BatchJob | None:
         return BatchJob(options=options)
     named = {option.name for option in options}
     kept = (option for option in job.options if option.name not in named)
-    return BatchJob(options=(*kept, *options), starts_own_code=job.starts_own_code)
+    return replace(job, options=(*kept, *options))
 
 
 def _words(line: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import posixpath
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -88,6 +89,42 @@ def _contradicting_tasks(situation: Situation) -> Iterator[Hit]:
     if nodes is not None and step is None:
         fix += f", or write --ntasks={nodes * number}"
     yield Hit(found=f"{tasks.text} with {per_node.text}{behind}", place=tasks.place, fix=fix)
+
+
+@Rule(
+    id="sbatch-output-folder-too-late",
+    severity=Severity.WARNING,
+    summary="the folder of a job's output is made once the job runs, or named after its number",
+    why="Slurm opens the files of the output before it starts the job: without the folder, the job fails at "
+    "once and leaves no output",
+    fix="make the folder before sbatch",
+    see=_SBATCH,
+    evidence=fails(not_reproduced=_NEEDS_SLURM),
+)
+def _output_folder_too_late(situation: Situation) -> Iterator[Hit]:
+    job = _job_of(situation)
+    outputs = (job.find("output"), job.find("error")) if job is not None else ()
+    by_folder = {posixpath.dirname(option.value or ""): option for option in outputs[::-1] if option}
+    for folder, option in by_folder.items():
+        if job is None or not folder or "$" in folder:
+            continue
+        if match := re.search(r"%\d*[jA]", folder):
+            above, below = folder[: match.start()].rpartition("/")[::2]
+            at_once = f"{above}/{below}" if above else below
+            rest = (option.value or "")[len(at_once) :]
+            why = f"no folder is named after the job's number ({match[0]}) before the job has one"
+            fix = f"write {option.text.replace(option.value or '', at_once + rest.replace('/', '-'))}"
+        elif posixpath.normpath(folder) in job.made_folders:
+            why, fix = None, f"run mkdir -p {shlex.quote(folder)} before sbatch"
+        else:
+            continue
+        yield Hit(
+            found=f"#SBATCH {option.text}" if option.place else option.text,
+            place=option.place,
+            why=why,
+            fix=fix,
+            confidence=Confidence.LIKELY,
+        )
 
 
 @Rule(
@@ -472,9 +509,7 @@ def _step_of(situation: Situation, *, launchers: tuple[Launcher, ...] = _LAUNCHE
         return None
     starters = list(line.starters)
     begin = next((at for at, word in enumerate(starters) if program_of(word) == "srun"), len(starters))
-    both = BatchJob(
-        options=(*job.options, *job_options(starters[begin + 1 :])), starts_own_code=job.starts_own_code
-    )
+    both = replace(job, options=(*job.options, *job_options(starters[begin + 1 :])))
     layers = LaunchLayers(file=situation.accelerate, command=command)
     return _Step(header=job, job=both, line=line, command=command, layers=layers)
 

@@ -23,6 +23,10 @@ EXAMPLES = {
         bad=_job("#SBATCH --ntasks=1\n#SBATCH --ntasks-per-node=4\n", "srun python train.py"),
         good=_job("#SBATCH --ntasks=4\n#SBATCH --ntasks-per-node=4\n", "srun python train.py"),
     ),
+    "sbatch-output-folder-too-late": Examples(
+        bad=_job("#SBATCH --output=logs/%j/out.txt\n", "srun python train.py"),
+        good=_job("#SBATCH --output=logs/%j-out.txt\n", "srun python train.py"),
+    ),
     "launch-needs-more-than-job": Examples(
         bad=_job("#SBATCH --gres=gpu:4\n", "torchrun --nproc_per_node 8 train.py"),
         good=_job("#SBATCH --gres=gpu:8\n", "torchrun --nproc_per_node 8 train.py"),
