@@ -490,6 +490,17 @@ def test_a_plain_python_in_each_task_leaves_gpus_idle(text: str, script: str, fo
     assert finding.why == f"a task is one process, and python starts no ranks: {why}"
 
 
+def test_a_task_in_a_container_starts_its_ranks_there() -> None:
+    Path("train.py").write_text(_ACCELERATOR)
+    line = "srun --mpi=none apptainer exec --nv $IMAGE python train.py\n"
+    Path("job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n{line}")
+    (finding,) = check("job.sbatch").findings
+    assert finding.rule == "tasks-leave-gpus-idle"
+    by_launcher, by_tasks = (finding.fix or "").split(", or ")
+    assert by_launcher.startswith("write srun apptainer exec --nv $IMAGE torchrun --nproc_per_node 4 ")
+    assert " and srun apptainer exec --nv $IMAGE bash -c 'RANK=$SLURM_PROCID " in by_tasks
+
+
 @pytest.mark.parametrize(
     ("text", "script"),
     [

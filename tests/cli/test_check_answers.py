@@ -137,6 +137,7 @@ def test_gpus_of_a_node_are_named(run_zerofit: RunZerofit, tmp_path: Path, line:
             "--route trainer --json ds.json acc.yaml",
         ),
         ("ds.json --strict train.py --strict", "--strict", "--strict ds.json train.py --strict"),
+        ("ds.json -- --strict", "--strict", "--strict ds.json"),
     ],
 )
 def test_flags_behind_files_are_named_in_a_line_that_runs(

@@ -289,7 +289,7 @@ class _Reading:
         """Read files up to a script; return the words after it, which are its arguments."""
         for number, word in enumerate(words):
             try:
-                if word.startswith("-") and word != "-":
+                if word.startswith("-") and word not in ("-", "--"):
                     raise UserError(
                         "flag-behind-file",
                         "flags of zerofit check come before the files",
@@ -297,7 +297,7 @@ class _Reading:
                         why="arguments after a script or launcher belong to it",
                         fix=f"zerofit check {word} FILES",
                     )
-                if _is_argument(word, self.files.values()):
+                if word == "--" or _is_argument(word, self.files.values()):
                     continue  # bash run.sh WORD
                 if self._read_target(word).kind is FileKind.SCRIPT:
                     return tuple(words[number + 1 :])

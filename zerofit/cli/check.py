@@ -181,7 +181,7 @@ def _refuse_flags_behind(
     options = [param for param in context.command.params if isinstance(param, click.Option)]
     is_switch = {name: param.is_flag for param in options for name in param.opts}
     words = list(takewhile(lambda word: not word.endswith(".py"), targets))
-    files, flags, rest = list[str](), list[str](), list(words)
+    files, flags, rest = list[str](), list[str](), [word for word in words if word != "--"]
     while rest:
         word = rest.pop(0)
         name, equals, _ = word.partition("=")

@@ -36,6 +36,7 @@ _ON_NODES_WORDS = """
 _ON_NODES = frozenset(_ON_NODES_WORDS.split())
 """Commands that start a program on other nodes."""
 _LAUNCHERS = (Launcher.ACCELERATE, Launcher.TORCHRUN, Launcher.DEEPSPEED)
+_CONTAINERS = ("docker", "podman", "apptainer", "singularity")
 _MACHINES = ("num_machines", "nnodes", "num_nodes")
 _RANKS = ("machine_rank", "node_rank")
 _ONE_TASK = "--ntasks-per-node=1"
@@ -330,13 +331,16 @@ def _program_and_script(step: _Step) -> str:
 def _with_all_ranks(step: _Step, *, tasks: int, gpus: int, nodes: int) -> str:
     """Return the lines that start one rank a GPU."""
     program, _, target = _program_and_script(step).partition(" ")
+    starters = list(step.line.starters)
+    begin = next((at for at, word in enumerate(starters) if program_of(word) in _CONTAINERS), len(starters))
+    srun = " ".join(["srun", *starters[begin:]])
     host = "$MASTER_ADDR" if "MASTER_ADDR" in step.line.variables.names else "FIRST_NODE"
     meets = (
         f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {host}:29500" if nodes > 1 else "--standalone"
     )
     ranks = "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
-    by_tasks = f"--ntasks-per-node={gpus} and srun bash -c '{ranks} {program} {target} ...'"
-    by_launcher = f"write srun torchrun --nproc_per_node {gpus} {meets} {target} ..., or "
+    by_tasks = f"--ntasks-per-node={gpus} and {srun} bash -c '{ranks} {program} {target} ...'"
+    by_launcher = f"write {srun} torchrun --nproc_per_node {gpus} {meets} {target} ..., or "
     return f"{by_launcher if tasks == 1 else 'write '}{by_tasks}"
 
 
