@@ -497,6 +497,7 @@ class Action(StrEnum):
     SAVE_MODEL = "save_model()"
     SAVE_16BIT_MODEL = "save_16bit_model()"
     GATHER_PARAMETERS = "GatheredParameters()"
+    GATHER_SHARDS = "set_state_dict_type() or merge_fsdp_weights()"
     SAVE_STATE = "save_state()"
     LOAD_STATE = "Accelerator.load_state()"
     SAVE_CHECKPOINT = "save_checkpoint()"

@@ -196,6 +196,25 @@ _WHOLE = {"fsdp_state_dict_type": "FULL_STATE_DICT"}
             {"fsdp-save-model-needs-all-ranks"},
         ),
         ("if trainer.is_fsdp_enabled:\n    trainer.save_model()\n", _SHARDED, set()),
+        (
+            "if trainer.is_fsdp_enabled:\n"
+            '    trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")\n'
+            "trainer.save_model()\n",
+            _SHARDED,
+            set(),
+        ),
+        (
+            "from accelerate.utils import merge_fsdp_weights\n"
+            'trainer.save_model()\nmerge_fsdp_weights("out", "merged")\n',
+            _SHARDED,
+            set(),
+        ),
+        (
+            "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType\n"
+            "FSDP.set_state_dict_type(trainer.model, StateDictType.FULL_STATE_DICT)\ntrainer.save_model()\n",
+            _SHARDED,
+            set(),
+        ),
     ],
 )
 def test_saving_with_trainer(lines: str, section: dict[str, str], rules: set[str]) -> None:

@@ -37,6 +37,7 @@ _RECORDED_ONLY = {
     **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
     **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
     **dict.fromkeys(names.EARLY_STOPPING, Action.STOP_EARLY),
+    **dict.fromkeys(names.SHARD_MERGES, Action.GATHER_SHARDS),
 }
 """Functions and classes whose results are not tracked."""
 _SAME_MODEL = {
@@ -116,6 +117,8 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
         return Mapping(tuple(call.keywords.items()))
     if name == "add_argument":
         parsers.record_default(reading, call)
+    if name == "set_state_dict_type":
+        reading.record(Action.GATHER_SHARDS, node)
     if name == "len":
         schedules.note_length(reading, call)
     if name == "update" and isinstance(node, ast.Call):

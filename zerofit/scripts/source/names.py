@@ -73,6 +73,11 @@ GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.Gathere
 DUMMY_SCHEDULERS = {f"accelerate.{module}DummyScheduler" for module in ("", "utils.", "utils.deepspeed.")}
 PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
 EARLY_STOPPING = {f"transformers.{module}EarlyStoppingCallback" for module in ("", "trainer_callback.")}
+SHARD_MERGES = {f"accelerate.utils.{module}merge_fsdp_weights" for module in ("", "fsdp_utils.")} | {
+    f"torch.distributed.fsdp.{module}FullyShardedDataParallel.{method}"
+    for module in ("", "fully_sharded_data_parallel.")
+    for method in ("set_state_dict_type", "state_dict_type")
+}
 
 _TRANSFORMERS_MODEL = re.compile(
     r"transformers\.(?:.*\.)?(?!TF|Flax|DataCollator)[A-Z]\w*?(?:Model|For[A-Z]\w+|LMHeadModel)"

@@ -224,17 +224,13 @@ def _best_of_models(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
 @under_fsdp()
 def _saves_nothing(situation: Situation, fsdp: FsdpRun) -> Iterator[Hit]:
     script, kind = situation.script, fsdp.state_dict_type
-    if situation.route is not Route.TRAINER or script is None or kind is None or _sets_type(situation):
+    if situation.route is not Route.TRAINER or script is None or kind is None:
         return
+    if script.find(Action.GATHER_SHARDS):
+        return  # it sets another type before it saves, or merges the shards afterwards
     if kind.value == "SHARDED_STATE_DICT" and script.route is Route.TRAINER:
         for call in unguarded_calls(situation, Action.SAVE_MODEL):
             yield hit(call.seen, f" with {kind.text}", Confidence.LIKELY)
-
-
-def _sets_type(situation: Situation) -> bool:
-    """Return True if the script sets another type before it saves, or merges shards."""
-    names = situation.script_names
-    return names is not None and (names.has("set_state_dict_type") or names.has("merge_fsdp_weights"))
 
 
 @Rule(
