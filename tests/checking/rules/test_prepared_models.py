@@ -158,6 +158,8 @@ def test_a_wrapper_has_no_attributes_of_the_model(body: str, model: str, attribu
         "    try:\n        size = model.config.vocab_size\n    except AttributeError:\n        size = 0",
         "    own = model.module if hasattr(model, 'module') else model\n    own.generate(batch)",
         "    model.ema = None\n    print(model.ema)",
+        "    from transformers import pipeline\n    pipe = pipeline('text-generation', model=model)\n"
+        "    pipe.save_pretrained('out')\n    pipe.set_progress_bar_config(disable=True)",
     ],
 )
 def test_scripts_that_unwrap_or_look_for_a_wrapper(body: str) -> None:

@@ -301,7 +301,11 @@ def _make_pipeline(call: CallSite) -> Value:
         value for value in call.values if isinstance(value, TrackedObject) and value.kind is ObjectKind.MODEL
     ]
     held.sort(key=lambda model: model.state is ModelState.PLAIN)
-    return wrapped(held[0], call.node, held[0].state) if held else None
+    if not held:
+        return None
+    made = wrapped(held[0], call.node, held[0].state)
+    made.is_in_pipeline = True
+    return made
 
 
 def _initialize(reading: Reading, call: CallSite) -> Value:

@@ -83,6 +83,8 @@ class TrackedObject:
     """For a model: the call that made its weights bf16."""
     half_by: ast.expr | None = None
     """For a model: the call that made its weights fp16, if the mixed precision is fp16."""
+    is_in_pipeline: bool = False
+    """For a model: True if it stands for a pipeline that runs it, with methods of its own."""
     has_open_weights: bool = False
     """For a model: True if some of its weights may be frozen, or have another format than the others."""
     device_map: ModelOption | None = None

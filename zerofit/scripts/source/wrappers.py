@@ -36,7 +36,7 @@ _LOOKS_FOR_WRAPPER = re.compile(r"hasattr|isinstance|num_processes|world_size|di
 
 def note_attribute(reading: Reading, owner: TrackedObject, node: ast.Attribute) -> None:
     """Record an attribute of a prepared model that only the model inside has."""
-    if owner.kind is not ObjectKind.MODEL or owner.state is not ModelState.ENGINE:
+    if owner.kind is not ObjectKind.MODEL or owner.state is not ModelState.ENGINE or owner.is_in_pipeline:
         return
     if (
         node.attr.startswith("_")
