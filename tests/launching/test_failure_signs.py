@@ -69,6 +69,20 @@ def _raised(exception: str, frame: str) -> str:
         ("zero3-empty-weight", "RuntimeError: size mismatch, got input (2048), mat (2048x1024), vec (0)"),
         ("zero3-empty-weight", "[rank1]: RuntimeError: size mismatch, got input (7), mat (7x64), vec (0)"),
         ("zero3-empty-weight", "RuntimeError: size mismatch, got 96, 96x2560,0"),
+        (
+            "zero3-empty-weight",
+            "RuntimeError: The tensor has a non-zero number of elements, but its data is not allocated yet. "
+            "Caffe2 uses a lazy allocation",
+        ),
+        (
+            "changed-in-place",
+            "RuntimeError: a leaf Variable that requires grad is being used in an in-place operation.",
+        ),
+        ("different-devices", "RuntimeError: expected device cuda:3 but got device cpu"),
+        (
+            "quantized-on-another-device",
+            "You can't train a model that has been loaded in 4-bit precision with CPU or disk offload",
+        ),
         ("zero3-empty-weight", "RuntimeError: shape '[-1, 0]' is invalid for input of size 8192"),
         (
             "gpu-hardware",
@@ -104,7 +118,7 @@ def _raised(exception: str, frame: str) -> str:
         ("different-dtypes", "TypeError: output tensor must have the same type as input tensor."),
         ("zero-needs-optimizer", "AssertionError: must provide optimizer during init in order to use step"),
         (
-            "backward-twice",
+            "changed-in-place",
             "RuntimeError: Output 1 of SplitBackward0 is a view and has been modified inplace.",
         ),
         (

@@ -27,8 +27,8 @@ from zerofit.launching.collectives import (
 from zerofit.launching.failures import GPU_IS_FULL, KnownFailure, Role, failure_of, failures, shows_nothing
 from zerofit.launching.frames import PYTHON, frame_in, script_of
 from zerofit.launching.log_lines import LONGEST_SHOWN, read_lines, shown_line
-from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
 from zerofit.launching.next_step import completed
+from zerofit.launching.refine import refined
 from zerofit.launching.timeline import EvidenceLine, keys_in_time
 
 if TYPE_CHECKING:
@@ -285,9 +285,8 @@ class LogReader:
                 rank=own,
                 moment=before.moment() or ended_at,
             )
-            if failure.id == NETWORK_FAILED:
-                failure = named_fault(failure, said)
-            elif failure.id == GPU_IS_FULL and self.full is None:
+            failure = refined(failure, said)
+            if failure.id == GPU_IS_FULL and self.full is None:
                 self.full = said
             self._note_time_out(said, at, torch_rank)
             if failure.role is Role.ROOT or failure.id in _LOSES_PEER:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Place
@@ -154,7 +154,7 @@ def batch_job(text: str, *, name: str, first_line: int = 1, is_literal: bool = T
     return BatchJob(
         options=tuple(options),
         starts_own_code=_OWN_CODE.search(text) is not None,
-        made_folders=frozenset(map(posixpath.normpath, made)),
+        made_folders=frozenset(str(PurePosixPath(word)) for word in made),
     )
 
 

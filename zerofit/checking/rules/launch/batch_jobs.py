@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import posixpath
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import LaunchLayers, launch_value, whole_number
@@ -105,7 +105,7 @@ def _contradicting_tasks(situation: Situation) -> Iterator[Hit]:
 def _output_folder_too_late(situation: Situation) -> Iterator[Hit]:
     job = _job_of(situation)
     outputs = (job.find("output"), job.find("error")) if job is not None else ()
-    by_folder = {posixpath.dirname(option.value or ""): option for option in outputs[::-1] if option}
+    by_folder = {(option.value or "").rpartition("/")[0]: option for option in outputs[::-1] if option}
     for folder, option in by_folder.items():
         if job is None or not folder or "$" in folder:
             continue
@@ -115,7 +115,7 @@ def _output_folder_too_late(situation: Situation) -> Iterator[Hit]:
             rest = (option.value or "")[len(at_once) :]
             why = f"no folder is named after the job's number ({match[0]}) before the job has one"
             fix = f"write {option.text.replace(option.value or '', at_once + rest.replace('/', '-'))}"
-        elif posixpath.normpath(folder) in job.made_folders:
+        elif str(PurePosixPath(folder)) in job.made_folders:
             why, fix = None, f"run mkdir -p {shlex.quote(folder)} before sbatch"
         else:
             continue
