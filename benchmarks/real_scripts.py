@@ -10,6 +10,7 @@ and a run that is in it is not run again.
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -157,10 +158,17 @@ def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
     ]
 
 
+def _num_passes(script: Script, run: Way) -> int:
+    """Return the passes of a rank in a step of this script under FSDP2."""
+    return run.num_passes if script.accumulates else 1
+
+
 def _of_step(script: Script, run: Way, out: Path) -> list[str]:
     """Return the arguments that give a step its samples; what a run saves, and what it resumes."""
-    samples = STEP_SAMPLES // (run.num_processes * run.num_passes)
-    sizes = script.sizes(samples=samples, passes=run.num_passes, steps=NUM_STEPS)
+    passes = _num_passes(script, run)
+    samples = STEP_SAMPLES // (run.num_processes * passes)
+    sizes = script.sizes(samples=samples, passes=passes, steps=NUM_STEPS)
+    sizes = [*script.long_epoch.split(), *sizes]
     if run.resumes:
         return [*sizes, *script.resuming(out.parent / "fsdp2" / "output", SAVED_AFTER)]
     return [*sizes, *(script.saving(SAVED_AFTER) if out.name == "fsdp2" else ())]
@@ -333,7 +341,7 @@ def _apart(script: Script, way: str, folder: Path) -> dict[str, Any]:
         if one.samples != other.samples or not _same_rates(one.rates, other.rates)
     ]
     # A loop's losses are those of its passes; Trainer divides them before.
-    passes = 1 if script.has_trainer else ALL_WAYS[way].num_passes
+    passes = 1 if script.has_trainer else _num_passes(script, ALL_WAYS[way])
     apart = (abs(one.loss - other.loss / passes) / abs(one.loss) for one, other in pairs)
     way_length = float(alone.steps[-1].weights["way"])
     saved = _distance_of_files(*(saved_weights(runs / name / "output") for name in (expected, way)))
@@ -397,23 +405,30 @@ def cell(result: dict[str, Any] | None) -> str:
 
 def row_digest(script: Script, way: str) -> str:
     """Return a hash of all that decides what a script trains in a way under FSDP2."""
-    decides = (script.arguments, (STEP_SAMPLES, NUM_STEPS, SAVED_AFTER), dataclasses.astuple(ALL_WAYS[way]))
+    run = ALL_WAYS[way]
+    run = dataclasses.replace(run, num_passes=_num_passes(script, run))
+    arguments = " ".join(filter(None, (script.arguments, script.long_epoch)))
+    decides = (arguments, (STEP_SAMPLES, NUM_STEPS, SAVED_AFTER), dataclasses.astuple(run))
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
 
 
 def write_sharded(results: dict[str, dict[str, Any]]) -> None:
-    """Write what was compared under FSDP2 to the file that is kept."""
+    """Write what was compared under FSDP2 to the file that is kept.
+
+    Rows of the file that were not run again stay there, if they are of these versions and of the scripts and
+    ways as they are now.
+    """
     from kept_measurements import measured_here
 
     told = ("of", "refused", "loss", "weights", "saved", "others")
-    rows = {
-        name: {
-            way: {key: results[name][way][key] for key in told if key in results[name][way]}
-            for way, run in SHARDED_WAYS.items()
-            if run.compared_with and way in results.get(name, {})
-        }
-        for name in SHARDED
-    }
+    before = json.loads(MEASURED.read_text())
+    kept = before["cases"] if before["versions"] == measured_here({}).versions else {}
+    scripts = {script.name: script for script in SCRIPTS}
+    rows: dict[str, dict[str, Any]] = {name: {} for name in SHARDED}
+    for name, way in itertools.product(SHARDED, SHARDED_WAYS):
+        row = results.get(name, {}).get(way) or kept.get(name, {}).get(way)
+        if row and SHARDED_WAYS[way].compared_with and row.get("of") == row_digest(scripts[name], way):
+            rows[name][way] = {key: row[key] for key in told if key in row}
     measured = measured_here({name: row for name, row in rows.items() if row})
     MEASURED.write_text(json.dumps(dataclasses.asdict(measured), indent=1) + "\n")
 
