@@ -50,6 +50,9 @@ class Script:
     last batch with samples that one process does not take twice."""
     accumulates: bool = True
     """False if its loop also steps after the first batch of an epoch, so accumulation has other steps."""
+    follows_ranks: bool = False
+    """True if the order of its samples depends on the number of ranks, or its learning rates do: accelerate
+    seeds an unseeded sampler on several ranks alone, and steps a schedule once for each rank."""
 
     def command(self, scripts: str, out: str) -> list[str]:
         """Return the script's file and its arguments.
@@ -109,6 +112,7 @@ def _transformers(
             ignores_num_items=name == task and model in ("bert", "t5") and task != "run_mlm",
             long_epoch=long_epoch,
             accumulates=name not in _STEPS_AT_FIRST,
+            follows_ranks=name != task,
         )
         for name, own in files.items()
     )
