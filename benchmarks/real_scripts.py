@@ -132,6 +132,8 @@ def reference(script: Script, way: str) -> str:
 def sharded_reference(script: Script, way: str) -> str:
     """Return the way that a way under FSDP2 has to train as; empty where there is none."""
     run = ALL_WAYS[way]
+    if run.resumes and not script.resumes:
+        return ""
     if not script.follows_ranks or not run.compared_with:
         return run.compared_with
     if run.resumes and run.num_processes != ALL_WAYS["fsdp2"].num_processes:
@@ -465,6 +467,40 @@ def print_sharded(results: dict[str, dict[str, Any]]) -> None:
     print("|---" * (len(shown) + 1) + "|")
     for name in SHARDED:
         print(f"| {name} | {' | '.join(cell(results.get(name, {}).get(way)) for way in shown)} |")
+
+
+_SHOWN = {
+    "sharded": "fsdp2",
+    "kept": "kept",
+    "split": "split",
+    "checkpointed": "checkpointed",
+    "4 ranks": "four",
+    "2 x 2": "hybrid",
+}
+"""Columns of the page's table, and the ways in them."""
+
+
+def page_table(cases: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Return the table of docs/fsdp2.md: how far losses in fp32 are apart at most."""
+    resumed = [way for way, run in SHARDED_WAYS.items() if run.resumes]
+    lines = [
+        f"| script | {' | '.join(_SHOWN)} | resumed on ranks |",
+        "|---" * (len(_SHOWN) + 2) + "|",
+    ]
+    for name, rows in cases.items():
+        cells = [_loss(rows.get(way)) for way in _SHOWN.values()]
+        ran = [way for way in resumed if way in rows]
+        furthest = max((rows[way] for way in ran), key=lambda row: row["loss"], default=None)
+        ranks = ", ".join(str(SHARDED_WAYS[way].num_processes) for way in ran)
+        cells.append(f"{_loss(furthest)} ({ranks})" if ran else _loss(None))
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _loss(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    return "refused" if "refused" in row else f"{row['loss']:.0e}" if row["loss"] else "0"
 
 
 def print_table(results: dict[str, dict[str, Any]]) -> None:

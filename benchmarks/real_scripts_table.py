@@ -54,6 +54,9 @@ class Script:
     """True if the order of its samples depends on the number of ranks, or its learning rates do: accelerate
     seeds an unseeded sampler on several ranks alone, and steps a schedule once for each rank."""
 
+    resumes: bool = True
+    """False if it hands no resume_from_checkpoint to its Trainer."""
+
     def command(self, scripts: str, out: str) -> list[str]:
         """Return the script's file and its arguments.
 
@@ -205,12 +208,14 @@ _TRL = (
         file="trl/scripts/sft.py",
         arguments=f"{_SFT} --gradient_checkpointing false",
         has_trainer=True,
+        resumes=False,
     ),
     Script(
         name="sft_lora",
         file="trl/scripts/sft.py",
         arguments=f"{_SFT} --gradient_checkpointing false --use_peft --lora_r 4 --lora_dropout 0",
         has_trainer=True,
+        resumes=False,
     ),
 )
 _PREFERENCES = (
