@@ -10,6 +10,7 @@ and a run that is in it is not run again.
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -98,6 +99,8 @@ def _sharded(num_processes: int, *flags: str, num_passes: int = 2, resumes: bool
 
 SHARDED_WAYS = {
     "alone": Way(num_processes=1, num_passes=1),
+    "ddp": Way(num_processes=2, num_passes=2),
+    "ddp-4": Way(num_processes=4, num_passes=2),
     "fsdp2": _sharded(2),
     "kept": _sharded(2, "--no-reshard-after-forward"),
     "split": _sharded(2, "--micro-batch-size", "2", num_passes=1),
@@ -111,7 +114,8 @@ SHARDED_WAYS = {
     "bf16": Way(num_processes=2, flags=_FSDP2, num_passes=2, precision="bf16", compared_with="alone"),
 }
 """Steps of the same samples in each; resumed-1 to resumed-4 on so many ranks, from a checkpoint of two. In
-bf16 both FSDP2, which rounds the weights, and DDP, under autocast, are compared with fp32."""
+bf16 both FSDP2, which rounds the weights, and DDP, under autocast, are compared with fp32. What follows the
+number of ranks is compared with DDP on as many instead of one process."""
 ALL_WAYS = WAYS | SHARDED_WAYS
 
 
@@ -123,6 +127,28 @@ def reference(script: Script, way: str) -> str:
     """Return the way that has to train the same as this one; empty where there is none."""
     compared_with = ALL_WAYS[way].compared_with
     return COMPARED_WHOLE.get(compared_with, compared_with) if script.ignores_num_items else compared_with
+
+
+def sharded_reference(script: Script, way: str) -> str:
+    """Return the way that a way under FSDP2 has to train as; empty where there is none."""
+    run = ALL_WAYS[way]
+    if run.resumes and not script.resumes:
+        return ""
+    if not script.follows_ranks or not run.compared_with:
+        return run.compared_with
+    if run.resumes and run.num_processes != ALL_WAYS["fsdp2"].num_processes:
+        return ""  # the steps before and behind the checkpoint are of different numbers of ranks
+    return "ddp" if run.num_processes == ALL_WAYS["ddp"].num_processes else "ddp-4"
+
+
+def is_needed(script: Script, way: str) -> bool:
+    """Return True if a script is run in this way."""
+    run = ALL_WAYS[way]
+    if not run.num_passes:
+        return script.ignores_num_items or not run.whole_batch
+    return bool(sharded_reference(script, way)) or way in {
+        sharded_reference(script, other) for other in SHARDED_WAYS
+    }
 
 
 def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
@@ -157,10 +183,17 @@ def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
     ]
 
 
+def _num_passes(script: Script, run: Way) -> int:
+    """Return the passes of a rank in a step of this script under FSDP2."""
+    return run.num_passes if script.accumulates else 1
+
+
 def _of_step(script: Script, run: Way, out: Path) -> list[str]:
     """Return the arguments that give a step its samples; what a run saves, and what it resumes."""
-    samples = STEP_SAMPLES // (run.num_processes * run.num_passes)
-    sizes = script.sizes(samples=samples, passes=run.num_passes, steps=NUM_STEPS)
+    passes = _num_passes(script, run)
+    samples = STEP_SAMPLES // (run.num_processes * passes)
+    sizes = script.sizes(samples=samples, passes=passes, steps=NUM_STEPS)
+    sizes = [*script.long_epoch.split(), *sizes]
     if run.resumes:
         return [*sizes, *script.resuming(out.parent / "fsdp2" / "output", SAVED_AFTER)]
     return [*sizes, *(script.saving(SAVED_AFTER) if out.name == "fsdp2" else ())]
@@ -314,7 +347,7 @@ def _apart(script: Script, way: str, folder: Path) -> dict[str, Any]:
     """
     from records import distance, read_training
 
-    runs, expected = folder / "runs" / script.name, ALL_WAYS[way].compared_with
+    runs, expected = folder / "runs" / script.name, sharded_reference(script, way)
     if not expected:
         return {}
     try:
@@ -333,8 +366,8 @@ def _apart(script: Script, way: str, folder: Path) -> dict[str, Any]:
         if one.samples != other.samples or not _same_rates(one.rates, other.rates)
     ]
     # A loop's losses are those of its passes; Trainer divides them before.
-    passes = 1 if script.has_trainer else ALL_WAYS[way].num_passes
-    apart = (abs(one.loss - other.loss / passes) / abs(one.loss) for one, other in pairs)
+    theirs, ours = (1 if script.has_trainer else _num_passes(script, ALL_WAYS[of]) for of in (expected, way))
+    apart = (abs(one.loss / theirs - other.loss / ours) / abs(one.loss / theirs) for one, other in pairs)
     way_length = float(alone.steps[-1].weights["way"])
     saved = _distance_of_files(*(saved_weights(runs / name / "output") for name in (expected, way)))
     return {
@@ -397,23 +430,32 @@ def cell(result: dict[str, Any] | None) -> str:
 
 def row_digest(script: Script, way: str) -> str:
     """Return a hash of all that decides what a script trains in a way under FSDP2."""
-    decides = (script.arguments, (STEP_SAMPLES, NUM_STEPS, SAVED_AFTER), dataclasses.astuple(ALL_WAYS[way]))
+    run = ALL_WAYS[way]
+    run = dataclasses.replace(run, num_passes=_num_passes(script, run))
+    arguments = " ".join(filter(None, (script.arguments, script.long_epoch)))
+    if (expected := sharded_reference(script, way)) != run.compared_with:
+        run = dataclasses.replace(run, compared_with=expected)
+    decides = (arguments, (STEP_SAMPLES, NUM_STEPS, SAVED_AFTER), dataclasses.astuple(run))
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
 
 
 def write_sharded(results: dict[str, dict[str, Any]]) -> None:
-    """Write what was compared under FSDP2 to the file that is kept."""
+    """Write what was compared under FSDP2 to the file that is kept.
+
+    Rows of the file that were not run again stay there, if they are of these versions and of the scripts and
+    ways as they are now.
+    """
     from kept_measurements import measured_here
 
     told = ("of", "refused", "loss", "weights", "saved", "others")
-    rows = {
-        name: {
-            way: {key: results[name][way][key] for key in told if key in results[name][way]}
-            for way, run in SHARDED_WAYS.items()
-            if run.compared_with and way in results.get(name, {})
-        }
-        for name in SHARDED
-    }
+    before = json.loads(MEASURED.read_text())
+    kept = before["cases"] if before["versions"] == measured_here({}).versions else {}
+    scripts = {script.name: script for script in SCRIPTS}
+    rows: dict[str, dict[str, Any]] = {name: {} for name in SHARDED}
+    for name, way in itertools.product(SHARDED, SHARDED_WAYS):
+        row = results.get(name, {}).get(way) or kept.get(name, {}).get(way)
+        if row and sharded_reference(scripts[name], way) and row.get("of") == row_digest(scripts[name], way):
+            rows[name][way] = {key: row[key] for key in told if key in row}
     measured = measured_here({name: row for name, row in rows.items() if row})
     MEASURED.write_text(json.dumps(dataclasses.asdict(measured), indent=1) + "\n")
 
@@ -425,6 +467,40 @@ def print_sharded(results: dict[str, dict[str, Any]]) -> None:
     print("|---" * (len(shown) + 1) + "|")
     for name in SHARDED:
         print(f"| {name} | {' | '.join(cell(results.get(name, {}).get(way)) for way in shown)} |")
+
+
+_SHOWN = {
+    "sharded": "fsdp2",
+    "kept": "kept",
+    "split": "split",
+    "checkpointed": "checkpointed",
+    "4 ranks": "four",
+    "2 x 2": "hybrid",
+}
+"""Columns of the page's table, and the ways in them."""
+
+
+def page_table(cases: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Return the table of docs/fsdp2.md: how far losses in fp32 are apart at most."""
+    resumed = [way for way, run in SHARDED_WAYS.items() if run.resumes]
+    lines = [
+        f"| script | {' | '.join(_SHOWN)} | resumed on ranks |",
+        "|---" * (len(_SHOWN) + 2) + "|",
+    ]
+    for name, rows in cases.items():
+        cells = [_loss(rows.get(way)) for way in _SHOWN.values()]
+        ran = [way for way in resumed if way in rows]
+        furthest = max((rows[way] for way in ran), key=lambda row: row["loss"], default=None)
+        ranks = ", ".join(str(SHARDED_WAYS[way].num_processes) for way in ran)
+        cells.append(f"{_loss(furthest)} ({ranks})" if ran else _loss(None))
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _loss(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    return "refused" if "refused" in row else f"{row['loss']:.0e}" if row["loss"] else "0"
 
 
 def print_table(results: dict[str, dict[str, Any]]) -> None:
@@ -469,8 +545,7 @@ def main() -> int:
             continue
         of_script = results.setdefault(script.name, {})
         for way in ways:
-            is_needed = script.ignores_num_items or not ALL_WAYS[way].whole_batch
-            if not is_needed or (way in of_script and not args.anew):
+            if not is_needed(script, way) or (way in of_script and not args.anew):
                 continue
             of_script[way] = run_script(script, way, scripts=args.scripts.resolve(), folder=folder)
             print(f"{script.name} {way}: {cell(of_script[way])}", file=sys.stderr, flush=True)

@@ -45,6 +45,17 @@ class Script:
     """True if the words of its arguments have hyphens between."""
     evaluation: str = ""
     """Arguments of its evaluation, which decide nothing of what it trains."""
+    long_epoch: str = ""
+    """Arguments that make an epoch longer than the steps measured under FSDP2: two ranks fill up an epoch's
+    last batch with samples that one process does not take twice."""
+    accumulates: bool = True
+    """False if its loop also steps after the first batch of an epoch, so accumulation has other steps."""
+    follows_ranks: bool = False
+    """True if the order of its samples depends on the number of ranks, or its learning rates do: accelerate
+    seeds an unseeded sampler on several ranks alone, and steps a schedule once for each rank."""
+
+    resumes: bool = True
+    """False if it hands no resume_from_checkpoint to its Trainer."""
 
     def command(self, scripts: str, out: str) -> list[str]:
         """Return the script's file and its arguments.
@@ -78,8 +89,19 @@ class Script:
         return f"--{name.replace('_', '-') if self.has_hyphens else name}"
 
 
+_STEPS_AT_FIRST = ("run_glue_no_trainer", "run_ner_no_trainer", "run_translation_no_trainer")
+"""Their loops step where `step % gradient_accumulation_steps == 0`."""
+
+
 def _transformers(
-    folder: str, task: str, model: str, arguments: str, *, trainer: str = "", loop: str = ""
+    folder: str,
+    task: str,
+    model: str,
+    arguments: str,
+    *,
+    trainer: str = "",
+    loop: str = "",
+    long_epoch: str = "",
 ) -> tuple[Script, ...]:
     """Return the Trainer variant of a transformers example and its no_trainer variant."""
     common = f"--model_name_or_path models/{model} {arguments}"
@@ -91,6 +113,9 @@ def _transformers(
             arguments=f"{common} {own}",
             has_trainer=name == task,
             ignores_num_items=name == task and model in ("bert", "t5") and task != "run_mlm",
+            long_epoch=long_epoch,
+            accumulates=name not in _STEPS_AT_FIRST,
+            follows_ranks=name != task,
         )
         for name, own in files.items()
     )
@@ -101,7 +126,13 @@ def _files(task: str, ending: str) -> str:
 
 
 _TRANSFORMERS = (
-    *_transformers("language-modeling", "run_clm", "gpt2", f"{_files('text', 'txt')} --block_size 32"),
+    *_transformers(
+        "language-modeling",
+        "run_clm",
+        "gpt2",
+        f"{_files('text', 'txt')} --block_size 32",
+        long_epoch="--block_size 16",
+    ),
     *_transformers("language-modeling", "run_mlm", "bert", f"{_files('text', 'txt')} --max_seq_length 32"),
     *_transformers("text-classification", "run_glue", "bert", f"{_files('pairs', 'csv')}"),
     *_transformers("token-classification", "run_ner", "bert", _files("entities", "json")),
@@ -177,12 +208,14 @@ _TRL = (
         file="trl/scripts/sft.py",
         arguments=f"{_SFT} --gradient_checkpointing false",
         has_trainer=True,
+        resumes=False,
     ),
     Script(
         name="sft_lora",
         file="trl/scripts/sft.py",
         arguments=f"{_SFT} --gradient_checkpointing false --use_peft --lora_r 4 --lora_dropout 0",
         has_trainer=True,
+        resumes=False,
     ),
 )
 _PREFERENCES = (

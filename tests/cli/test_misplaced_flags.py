@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from click import Context, Option
 from runs import RunZerofit
 
+from zerofit.cli.main import zerofit
 from zerofit.core.errors import UserError
 from zerofit.launching.misplaced_flags import check_misplaced_flags
 
@@ -39,6 +43,39 @@ def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
     check_misplaced_flags((str(script), "--gradient_checkpointing"), before=(), flags=_FLAGS)
     with pytest.raises(UserError):
         check_misplaced_flags((str(script), "--dry-run"), before=(), flags=_FLAGS)
+
+
+_TRL = "from trl import ModelConfig, SFTConfig, TrlParser\nTrlParser((SFTConfig, ModelConfig))"
+
+
+def test_field_of_trls_dataclasses_is_the_scripts(tmp_path: Path) -> None:
+    """As in `trl/scripts/sft.py --use_peft --lora_dropout 0`; the script has none of these names itself."""
+    script = tmp_path / "sft.py"
+    script.write_text(_TRL)
+    fields = {name for file in ("model_config", "sft_config") for name in _fields_of_trl(file)}
+    shared = [name for name in _flags_of("launch") if name.lstrip("-").replace("-", "_") in fields]
+    assert {"--dtype", "--lora-dropout"} <= set(shared)
+    own = tuple(name.replace("-", "_").replace("__", "--", 1) for name in shared)
+    check_misplaced_flags((str(script), *own), before=(), flags=_flags_of("launch"))
+    with pytest.raises(UserError):
+        check_misplaced_flags((str(script), *own, "--zero_stage", "3"), before=(), flags=_flags_of("launch"))
+
+
+def _fields_of_trl(file: str) -> list[str]:
+    """Return the fields of the classes in a file of the installed TRL, whose import takes long."""
+    trl = find_spec("trl")
+    if trl is None or trl.origin is None:
+        pytest.skip("TRL is not installed")
+    tree = ast.parse((Path(trl.origin).parent / "trainer" / f"{file}.py").read_text("utf-8"))
+    fields = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    return [field.id for field in fields if isinstance(field, ast.Name)]
+
+
+def _flags_of(verb: str) -> dict[str, bool]:
+    command = zerofit.get_command(Context(zerofit), verb)
+    assert command is not None
+    options = (param for param in command.params if isinstance(param, Option))
+    return {name: not option.is_flag for option in options for name in option.opts if name.startswith("--")}
 
 
 @pytest.mark.parametrize(

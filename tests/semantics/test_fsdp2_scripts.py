@@ -1,4 +1,7 @@
-"""Both examples, and others' scripts, under FSDP2 as measured: each trains as one process, or is refused."""
+"""Both examples, and others' scripts, under FSDP2 as measured: each trains as one process, or is refused.
+
+Loops that follow the number of ranks train as under DDP on as many.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import json
 from typing import Any
 
 import pytest
-from real_scripts import MEASURED, SHARDED_WAYS, row_digest
+from real_scripts import MEASURED, SHARDED_WAYS, page_table, row_digest
 from real_scripts_table import SCRIPTS, SHARDED
+from runs import ROOT
 
 _LOSS, _LOSS_OF_TRAINER = 2e-5, 1e-4
 """Tolerances, relative; Trainer sums and rounds what it logs."""
@@ -30,6 +34,15 @@ def test_both_examples_were_run_in_every_way() -> None:
     ways = {way for way, run in SHARDED_WAYS.items() if run.compared_with}
     for example in ("train_accelerate", "train_trainer"):
         assert {way for name, way in _rows() if name == example} == ways
+
+
+def test_every_script_was_run_sharded() -> None:
+    assert {name for name, way in _rows() if way == "fsdp2"} == set(SHARDED)
+
+
+def test_the_page_has_the_table_of_what_was_measured() -> None:
+    page = (ROOT / "docs" / "fsdp2.md").read_text("utf-8")
+    assert page_table(json.loads(MEASURED.read_text())["cases"]) in page
 
 
 def test_every_row_is_of_the_script_and_the_way_as_both_are_now() -> None:

@@ -20,6 +20,8 @@ _PARSERS_OF_ANYTHING = frozenset(
 )
 """Names in a source that may accept any flag: pass-through, or parsers of classes defined elsewhere."""
 _WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
+_OF_TRL = frozenset({"dtype", "lora_alpha", "lora_dropout", "lora_modules_to_save", "trust_remote_code"})
+"""Fields of the dataclasses that TRL gives these parsers, as far as zerofit has flags of the same names."""
 _PARSERS = frozenset({"ArgumentParser", "add_argument", "click", "typer", "absl", *_WITH_TRAINING_ARGUMENTS})
 _LEAVES_SOME = "parse_known_args"
 """argparse's method that leaves arguments to another parser."""
@@ -54,7 +56,7 @@ def flag_names(script: str | Path, source: str | None = None) -> FlagNames:
     """
     names = frozenset(_names(Path(script), source, seen=set()))
     return FlagNames(
-        names=names,
+        names=names | _OF_TRL if names & _WITH_TRAINING_ARGUMENTS else names,
         has_parser=bool(names & _PARSERS),
         takes_any=bool(names & _PARSERS_OF_ANYTHING),
         takes_training_arguments=bool(names & {*_WITH_TRAINING_ARGUMENTS, _LEAVES_SOME}),

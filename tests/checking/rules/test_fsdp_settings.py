@@ -153,6 +153,44 @@ def test_a_file_without_its_section_shards_no_block() -> None:
     assert _found(_file(None)) == {"fsdp-wraps-no-block"}
 
 
+def test_settings_without_their_indentation_are_checked_as_meant() -> None:
+    """accelerate refuses the file, whose settings are not missing. As on a page of transformers."""
+    meant = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    assert _found(_file(None, **meant)) == {"accelerate-unknown-key"}
+    wrong = _found(_file(None, fsdp_version=2, **{**meant, "fsdp_state_dict_type": "LOCAL_STATE_DICT"}))
+    assert wrong == {"accelerate-unknown-key", "fsdp2-has-no-local-state-dict"}
+
+
+@pytest.mark.parametrize("words", [("--fsdp",), ("--fsdp", "full_shard auto_wrap offload")])
+def test_training_arguments_with_fsdp_leave_no_engine_unknown(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(_PARSED)
+    line = ("torchrun", "--nproc_per_node=2", "train.py", "--output_dir", "out")
+    report = check_run(*line, *words)
+    assert "the engine" not in str(report)
+    assert "the engine" in str(check_run(*line))
+
+
+_PARSED = """\
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+Trainer(model=None, args=arguments, train_dataset=None).train()
+"""
+
+
+def test_a_field_of_training_arguments_before_the_script_belongs_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(_PARSED)
+    line = ("accelerate", "launch", "--use_fsdp", "--fsdp_config=fsdp.json", "train.py")
+    fixes = [found.fix for found in check_run(*line).findings if found.rule == "launch-unknown-flag"]
+    assert fixes == ["write it after the script: fsdp_config is a field of TrainingArguments"]
+
+
 @pytest.mark.parametrize(
     ("flags", "rules"),
     [

@@ -8,6 +8,8 @@ import pytest
 from trainer_training import SPLIT, TOKENS
 from window_trainings import KINDS, SAME, distance
 
+from zerofit.training.step.trainer_loss import _probed_loss
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -86,3 +88,29 @@ def test_asking_it_calls_no_train_and_no_eval_of_the_modules(train: Callable[...
 
     train({}, (4, 2), make_model=merging, arguments={"max_steps": 1})
     assert False not in calls
+
+
+def test_asking_it_compiles_nothing() -> None:
+    """A large model takes minutes to compile, and would once more for its training."""
+    import torch
+
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 1)
+
+        def forward(self, rows: Any) -> dict[str, Any]:
+            return {"loss": self.linear(rows).mean()}
+
+    model = torch.compile(Model(), backend=backend)
+    rows = torch.ones(2, 4)
+    asked = _probed_loss(model, {"rows": rows})
+    assert graphs == []
+    assert asked == pytest.approx(float(model(rows)["loss"].detach()))
+    assert len(graphs) == 1

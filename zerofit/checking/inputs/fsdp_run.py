@@ -132,6 +132,13 @@ def settings_of_launch(launch: LaunchLayers) -> Iterator[tuple[str, Said[Any]]]:
 
 
 def _of_section(file: Document) -> Iterator[tuple[str, Said[Any]]]:
+    """Yield each setting of a file, also one that lacks its indentation: accelerate refuses it there, and the
+    file is checked as it is meant (accelerate-unknown-key).
+    """
+    for entry in file.root.entries:
+        said = file.said(entry.key) if entry.key.startswith(PREFIX) and entry.key != FSDP_SECTION else None
+        if said is not None and said.value is not None:
+            yield entry.key.removeprefix(PREFIX), said
     section = file.value(FSDP_SECTION)
     for key in section if isinstance(section, dict) else ():
         said = file.said(FSDP_SECTION, key)

@@ -22,6 +22,7 @@ from zerofit.checking.inputs.accelerate import (
     topology_of_launch,
     uses_deepspeed,
 )
+from zerofit.checking.inputs.fsdp_run import turns_on
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.inputs.script_arguments import argument_pairs
 from zerofit.checking.inputs.zerofit_line import (
@@ -272,6 +273,8 @@ def _situation(
         settings = replace(settings, precision=own)
     if deepspeed is None and (plugin := _own_plugin(script)) is not None:
         settings = _settings_of_plugin(plugin, settings)
+    if settings.engine is None and deepspeed is None and trainer is not None:
+        settings = _settings_of_fsdp(trainer, settings)
     topology = topology_of_launch(accelerate, launched)
     if own_line is not None:
         command = without_ineffective(own_line, accelerate, deepspeed)
@@ -302,6 +305,22 @@ def _situation(
         topology=topology,
         machine=targets.machine,
         versions=targets.versions,
+    )
+
+
+def _settings_of_fsdp(trainer: TrainerSettings, settings: RunSettings) -> RunSettings:
+    """Return settings without DeepSpeed where TrainingArguments turn FSDP on and name no DeepSpeed file."""
+    uses = trainer.find("fsdp")
+    is_off = uses is None or not turns_on(uses)
+    if is_off or uses is None or trainer.find("deepspeed") is not None or "deepspeed" in trainer.unread:
+        return settings
+    nothing = replace(uses, value=OffloadDevice.NONE)
+    return replace(
+        settings,
+        engine=replace(uses, value=Engine.NATIVE),
+        zero_stage=replace(uses, value=ZeroStage.NOTHING),
+        optimizer_offload=nothing,
+        param_offload=nothing,
     )
 
 

@@ -128,7 +128,9 @@ def _probed_loss(model: Any, inputs: dict[str, Any]) -> float:
     """Return the loss of a forward pass without side effects on gradients, random state or running means."""
     import torch
 
-    with unchanged_random_state(devices_of(model)), evaluation_mode(model):
+    # A compiled model would be compiled for this pass alone, and once more for its training.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, unchanged_random_state(devices_of(model)), evaluation_mode(model):
         outputs = model(**inputs)
     torch.clear_autocast_cache()  # otherwise weights cast here would have no gradient later
     return float(outputs["loss"] if isinstance(outputs, dict) else outputs[0])

@@ -18,7 +18,7 @@ from zerofit.checking.situation import known
 from zerofit.configs.document import say
 from zerofit.configs.schema import expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
-from zerofit.core.command import Launcher, Refusal, is_literal, is_truth
+from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
 from zerofit.core.errors import nearest
 from zerofit.core.overrides import REMOVED_FLAGS
 
@@ -55,8 +55,8 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
             name = flag.name if flags.key(flag.name) else nearest(flag.name, flags.names)
             near = f"write --{name}" if name else None
             removed = REMOVED_FLAGS.get(f"--{flag.name}") if is_own else None
-            fix = removed.fix if removed else fix_for_release(flags.schema, flag.name) or near
-            yield Hit(found=flag.text, fix=fix)
+            fix = removed.fix if removed else fix_for_release(flags.schema, flag.name)
+            yield Hit(found=flag.text, fix=fix or _for_script(situation, flag) or near)
     for refused in _refused(situation, Refusal.AMBIGUOUS):
         if (flag := refused.flag) is not None:
             fitting = _known_flags(situation).fitting(flag.name)
@@ -71,6 +71,13 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
             why="the launcher's parser also reads the words after the script",
             fix="write the script's flag in full, or -- before the script",
         )
+
+
+def _for_script(situation: Situation, flag: Flag) -> str | None:
+    """Return the fix for a flag that the launcher does not know and TrainingArguments do."""
+    schemas, is_loop = situation.schemas, situation.route is Route.ACCELERATE
+    key = None if schemas is None or is_loop else schemas.training_arguments.root.find(flag.name)
+    return None if key is None else f"write it after the script: {flag.name} is a field of TrainingArguments"
 
 
 @Rule(
