@@ -15,7 +15,7 @@ from zerofit.models.dimensions import check_sequence_length, longer_note
 from zerofit.models.find import probe_model
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.source import LocatedConfig, ModelOrigin
-from zerofit.models.task import Task
+from zerofit.models.task import Task, task_of
 
 _LLAMA = {
     "model_type": "llama",
@@ -218,6 +218,28 @@ def test_the_head_comes_from_the_task_or_the_architectures(
     source = probe_model(str(_folder(tmp_path / "m", config)), task=task, is_fast=is_fast)
     assert (source.task, source.facts.architecture) == (expected, architecture)
     assert source.task_reason == reason
+
+
+def test_what_no_key_says_is_counted_on_the_model(tmp_path: Path) -> None:
+    sizes = {"hidden_sizes": [8, 16], "depths": [2, 3], "num_stages": 2}
+    config = {"model_type": "convnext", "architectures": ["ConvNextForImageClassification"], **sizes}
+    facts = probe_model(str(_folder(tmp_path / "m", config))).facts
+    assert (facts.num_layers, facts.hidden_size, facts.vocab_size) == (3, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("Wav2Vec2ForCTC", Task.CTC),
+        ("Wav2Vec2ForSequenceClassification", Task.AUDIO_CLASSIFICATION),
+        ("Wav2Vec2ForPreTraining", Task.CTC),
+    ],
+)
+def test_a_speech_encoder_is_trained_for_text_or_classes(architecture: str, expected: Task) -> None:
+    config = {"model_type": "wav2vec2", "architectures": [architecture]}
+    found = task_of(config, (Task.AUDIO_CLASSIFICATION, Task.CTC))
+    assert found is not None
+    assert found[0] is expected
 
 
 def test_what_a_config_leaves_out_is_transformers_default(tmp_path: Path) -> None:

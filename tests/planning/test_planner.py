@@ -10,6 +10,7 @@ from captured_scripts import capture, captured_problem
 from planning_problems import spec_of
 
 from zerofit.cli.output.plan_why import plan_why
+from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.capture import Capture
 from zerofit.core.errors import UserError
 from zerofit.core.observer import Observer
@@ -17,6 +18,8 @@ from zerofit.core.plan import plan_to_json
 from zerofit.core.rank_observation import Phase
 from zerofit.core.units import GIB
 from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
+from zerofit.planning.answer_lines import as_it_is_words
+from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.options import MachineFlags
 from zerofit.planning.planner import Planner
 from zerofit.planning.run_spec import RunSpec
@@ -50,6 +53,44 @@ def test_closed_forms_take_the_place_of_a_trace_that_fails() -> None:
     assert answer.notes[0] == (
         "the model can't be traced (sparse tensors): estimated by its dimensions, as with --fast"
     )
+
+
+def test_a_model_without_dimensions_is_not_estimated_by_them() -> None:
+    captured = capture()
+    facts = replace(captured.model.facts, hidden_size=0)
+    with pytest.raises(UserError, match="trace-broken"):
+        _answer(replace(captured, model=replace(captured.model, facts=facts)))
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_a_verdict_on_the_script_is_told_after_its_trace_and_before_the_search(is_cold: bool) -> None:
+    told: list[tuple[str, int]] = []
+    requests: list[TraceRequest] = []
+    captured = capture()
+
+    class Telling(Observer):
+        def say(self, sentence: str) -> None:
+            told.append((sentence, len(requests)))
+
+    def trace(request: TraceRequest, on_progress: Any) -> Trace:
+        requests.append(request)
+        if is_cold:
+            on_progress("the script's own model")
+        return Trace(request=request, logs=(closed_form_log(captured.model.facts, request),))
+
+    subject = replace(subject_of_capture(captured), tracer=trace)
+    planner = Planner(subject, is_fast=False, observer=Telling())
+    answer = planner.answer(captured_problem(captured, spec=_THERE))
+    assert len(requests) > 1
+    if is_cold:
+        ((sentence, num_requests),) = told
+        assert num_requests == 1
+        assert sentence == f"{as_it_is_words(answer.as_it_is, answer.problem)}; {_LOOKS_ON}"
+    else:
+        assert told == []
+
+
+_LOOKS_ON = "looking for what fits and is faster ..."
 
 
 def test_what_the_user_can_mend_is_an_error_still() -> None:

@@ -11,7 +11,7 @@ from zerofit.models.task import Task
 if TYPE_CHECKING:
     from zerofit.models.source import ModelSizes
 
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "emb_dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
@@ -63,12 +63,12 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
         sizes: of the whole model with that head.
 
     Raises:
-        IncompleteConfigError: the config lacks a dimension.
+        IncompleteConfigError: the config lacks a dimension, and no blocks were counted on the built model.
     """
     text: dict[str, Any] = {**config, **(config.get("text_config") or {})}
-    hidden_size = _required(text, *_HIDDEN)
+    hidden_size = _required(text, _HIDDEN, counted=0 if sizes.num_blocks else None)
     num_heads = _first(text, *_HEADS) or 0
-    num_layers, num_decoder_layers = _layers(text)
+    num_layers, num_decoder_layers = _layers(text, sizes.num_blocks)
     return ModelFacts(
         name=name,
         model_type=config["model_type"],
@@ -162,12 +162,16 @@ def max_sequence_length(config: dict[str, Any]) -> int | None:
     return positions
 
 
-def _layers(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the number of all blocks, and of those that attend to an encoder."""
+def _layers(config: dict[str, Any], num_blocks: int) -> tuple[int, int]:
+    """Return the number of all blocks, and of those that attend to an encoder.
+
+    Args:
+        num_blocks: as counted on the built model, for configs that name none; 0 if unknown.
+    """
     encoder_layers, decoder_layers = _first(config, "encoder_layers"), _first(config, "decoder_layers")
     if encoder_layers is not None and decoder_layers is not None:
         return encoder_layers + decoder_layers, decoder_layers
-    num_layers = _required(config, *_LAYERS)
+    num_layers = _required(config, _LAYERS, counted=num_blocks or None)
     # T5's num_decoder_layers defaults to num_layers: transformers/models/t5/configuration_t5.py.
     if "num_decoder_layers" in config or config["model_type"] in ("t5", "mt5", "umt5", "longt5"):
         num_decoder_layers = _first(config, "num_decoder_layers") or num_layers
@@ -209,8 +213,11 @@ def _first(config: dict[str, Any], *keys: str) -> int | None:
     return None
 
 
-def _required(config: dict[str, Any], *keys: str) -> int:
+def _required(config: dict[str, Any], keys: tuple[str, ...], *, counted: int | None) -> int:
+    """Return the value of the first key that a config has, else what was counted on the built model."""
     value = _first(config, *keys)
-    if value is None:
+    if value is not None:
+        return value
+    if counted is None:
         raise IncompleteConfigError(f"none of {', '.join(keys)}")
-    return value
+    return counted

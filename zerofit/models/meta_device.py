@@ -154,23 +154,25 @@ def measure_sizes(
         model = _build(config, task, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _refused(located, error) from error
-    parameters = list(model.parameters())
+    parameters, blocks = list(model.parameters()), _lists_of_blocks(model)
     return ModelSizes(
         architecture=type(model).__name__,
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_trainable_parameters=sum(part.numel() for part in parameters if part.requires_grad),
-        num_largest_layer_parameters=_largest_layer(model),
+        num_largest_layer_parameters=max((count for _, count in blocks), default=0),
         largest_parameter=max((parameter.numel() for parameter in parameters), default=0),
+        num_blocks=max((number for number, _ in blocks), default=0),
     )
 
 
-def _largest_layer(model: PreTrainedModel) -> int:
-    """Return the parameters of the largest member of any ModuleList: transformers stores blocks in these."""
+def _lists_of_blocks(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Return for each ModuleList, in which transformers stores blocks, its length and its largest member."""
     import torch
 
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    blocks = [block for modules in lists for block in modules.children()]  # not None, as iteration gives
-    return max((sum(part.numel() for part in block.parameters()) for block in blocks), default=0)
+    members = [list(modules.children()) for modules in lists]  # not None, as iteration gives
+    counts = [[sum(part.numel() for part in block.parameters()) for block in blocks] for blocks in members]
+    return [(len(blocks), max(blocks, default=0)) for blocks in counts]
 
 
 def _build(config: PretrainedConfig, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:

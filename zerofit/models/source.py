@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class ModelSizes:
     """Parameters of the largest transformer block; 0 if unknown."""
     largest_parameter: int
     """Elements of the largest single parameter."""
+    num_blocks: int = field(default=0, compare=False)
+    """Members of the longest list of blocks, counted on the built model; 0 if it was not built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ class Task(Enum):
     QUESTION_ANSWERING = "question-answering"
     MULTIPLE_CHOICE = "multiple-choice"
     IMAGE_CLASSIFICATION = "image-classification"
+    AUDIO_CLASSIFICATION = "audio-classification"
+    CTC = "ctc"
     SPEECH_SEQ2SEQ = "speech-seq2seq"
     IMAGE_TEXT_TO_TEXT = "image-text-to-text"
 
@@ -40,6 +42,8 @@ _HEADS = {
     Task.QUESTION_ANSWERING: "QuestionAnswering",
     Task.MULTIPLE_CHOICE: "MultipleChoice",
     Task.IMAGE_CLASSIFICATION: "ImageClassification",
+    Task.AUDIO_CLASSIFICATION: "AudioClassification",
+    Task.CTC: "CTC",
     Task.SPEECH_SEQ2SEQ: "SpeechSeq2Seq",
     Task.IMAGE_TEXT_TO_TEXT: "ImageTextToText",
 }
@@ -48,6 +52,7 @@ _MAPPINGS = {Task.SEQ2SEQ_LM: "SEQ_TO_SEQ_CAUSAL_LM", Task.SPEECH_SEQ2SEQ: "SPEE
 """Exceptions among transformers' mapping names. Source: transformers 5.23, models/auto/modeling_auto.py."""
 
 _PREFERENCE = (
+    Task.CTC,
     Task.SPEECH_SEQ2SEQ,
     Task.IMAGE_TEXT_TO_TEXT,
     Task.SEQ2SEQ_LM,
@@ -68,10 +73,12 @@ def task_of(config: dict[str, Any], available: tuple[Task, ...]) -> tuple[Task, 
     """
     for architecture in config.get("architectures") or ():
         named = _task_named(architecture, config)
+        if named is Task.SEQUENCE_CLASSIFICATION and named not in available:
+            named = Task.AUDIO_CLASSIFICATION  # wav2vec 2.0's class for it has that name too
         if named in available:
             return named, f"the config's architectures include {architecture}"
     family = config.get("model_type", "")
-    if Task.MASKED_LM in available and Task.SEQ2SEQ_LM not in available:
+    if Task.MASKED_LM in available and Task.SEQ2SEQ_LM not in available and Task.CTC not in available:
         first = Task.SEQUENCE_CLASSIFICATION if Task.SEQUENCE_CLASSIFICATION in available else Task.MASKED_LM
         return first, f"the config's architectures name no task head, and {family} is an encoder"
     for task in (*_PREFERENCE, *available):

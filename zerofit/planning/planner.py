@@ -13,10 +13,11 @@ from zerofit.machine.gpu_catalog import load_gpus
 from zerofit.machine.observations import read_observations
 from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import check_libraries_of_traces
+from zerofit.planning.answer_lines import as_it_is_words
 from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.observed_runs import ObservedRuns
-from zerofit.planning.solve import solve
+from zerofit.planning.solve import files_as_they_say, solve
 from zerofit.planning.training_estimator import TrainingEstimator
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Planner:
         self._is_fast = is_fast
         self._observer = observer
         self._traces: dict[tuple[TraceRequest, bool], Trace] = {}
+        self._has_traced = False
         self._observations: tuple[Observation, ...] = ()
         if not self._is_fast:
             check_libraries_of_traces()
@@ -66,7 +68,12 @@ class Planner:
             learns: False to ignore observations of earlier runs on this machine.
             compares_layouts: True to compare all layouts.
             screens: True if the answer must say what closed forms leave open, if these are used.
+
+        Raises:
+            UserError: the model can't be traced, or is to be estimated by dimensions that its config lacks.
         """
+        if self._is_fast and problem.script is None and not problem.model.hidden_size:
+            raise _no_dimensions(problem.model.name)
         is_here, specified = problem.spec.is_here, problem.spec.machine
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         self._observations = ()
@@ -82,7 +89,8 @@ class Planner:
             answer = solved(is_fast=self._is_fast, screens=self._is_fast and screens)
         except UserError as error:
             in_stages = problem.topology.pipeline_parallel_size > 1
-            if error.rule not in _NOT_TRACED or not problem.model.num_layers or in_stages:
+            is_known = problem.model.num_layers and problem.model.hidden_size
+            if error.rule not in _NOT_TRACED or not is_known or in_stages:
                 raise
             why = f"the model can't be traced ({error.found}): estimated by its dimensions, as with --fast"
             notes = (*notes, why)
@@ -124,8 +132,15 @@ class Planner:
             compares_layouts=compares_layouts,
             screens=screens,
             on_nothing_fits=self._say_nothing_fits,
+            on_own=self._say_own,
         )
         return replace(answer, is_fast=is_fast)
+
+    def _say_own(self, problem: Problem, own: EstimatedStrategy) -> None:
+        """Tell what the unchanged script needs as soon as it is known, if the rest takes as long again."""
+        if self._has_traced:
+            said = as_it_is_words(own, problem, has_files=files_as_they_say(problem) is not None)
+            self._observer.say(f"{said}; looking for what fits and is faster ...")
 
     def _say_nothing_fits(self, problem: Problem, own: EstimatedStrategy | None) -> None:
         if not self._is_fast:
@@ -162,8 +177,13 @@ class Planner:
             if request.pipeline_parallel_size > 1:
                 kind = f"part {request.pipeline_place} of {request.pipeline_parallel_size} {kind}"
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
-                self._traces[key] = self._trace(request, tell)
+                self._traces[key] = self._trace(request, partial(self._tell, tell))
         return self._traces[key]
+
+    def _tell(self, tell: Callable[[str], None], progress: str) -> None:
+        """Tell the progress of a trace, which is then not read from the cache."""
+        self._has_traced = True
+        tell(progress)
 
     def _trace_ahead(self, requests: Sequence[TraceRequest]) -> None:
         # Threads, as a notebook has them, are not in the forks that trace.
@@ -171,6 +191,16 @@ class Planner:
             return
         with self._observer.task(f"tracing {self._subject.name} in {len(requests)} ways"):
             self._subject.tracer_ahead(requests)
+
+
+def _no_dimensions(name: str) -> UserError:
+    return UserError(
+        "model-config-incomplete",
+        "--fast needs dimensions that the model's config does not have",
+        found=f"--fast with --model {name}, whose blocks have several widths, or keys of their own",
+        why="closed forms count blocks of one width",
+        fix="leave out --fast: the model is then traced",
+    )
 
 
 def _under_fsdp2(sharding: Sharding) -> str:

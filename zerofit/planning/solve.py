@@ -99,6 +99,7 @@ def solve(
     compares_layouts: bool = False,
     screens: bool = False,
     on_nothing_fits: Callable[[Problem, EstimatedStrategy | None], None] = lambda _, __: None,
+    on_own: Callable[[Problem, EstimatedStrategy], None] = lambda _, __: None,
 ) -> Answer:
     """Return the plan of a problem with everything it was compared with.
 
@@ -110,17 +111,22 @@ def solve(
         compares_layouts: True to compare all layouts, not only those that may be better than the choice.
         screens: True if the estimators are by closed forms and the answer must say what these leave open.
         on_nothing_fits: called with the unchanged script before the search for suggestions, which takes long.
+        on_own: called with the unchanged script, if there is one, before the search.
 
     Raises:
         UserError: the global batch is not possible.
         ExceptionGroup: of UserErrors, if the user's settings break compatibility rules.
     """
+    given, space = problem, candidates(problem)
+    _check_any_left(space)
+    unchanged = _unchanged(problem, estimator_of)
+    if unchanged is not None:
+        on_own(problem, unchanged)
     presolve = partial(best_of, estimator_of=quick_estimator_of) if quick_estimator_of else None
     is_traced = quick_estimator_of is not None
-    space, problem, found = _searched(problem, estimator_of, num_fastest=num_fastest, is_traced=is_traced)
-    if not space.strategies:
-        findings = _findings(space.dropped)
-        raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
+    searched = partial(_searched, estimator_of=estimator_of, num_fastest=num_fastest, is_traced=is_traced)
+    space, problem, found = searched(problem, space)
+    _check_any_left(space)
     layouts: tuple[Layout, ...] = ()
     if compares_layouts:
         best = partial(_best_or_nearest, estimator_of=estimator_of, is_traced=is_traced)
@@ -128,7 +134,7 @@ def solve(
     screen = _screen(problem, found, space, estimator_of) if screens else None
     may_fit = screen is not None and screen.fit is not Fit.TOO_LARGE
     if not may_fit and (shared := _with_shared_samples(problem, found, estimator_of, presolve)):
-        space, problem, found = _searched(shared, estimator_of, num_fastest=num_fastest, is_traced=is_traced)
+        space, problem, found = searched(shared, candidates(shared))
         screen = _screen(problem, found, space, estimator_of) if screens else None
     notes: list[str] = []
     cut_to: int | None = None
@@ -140,9 +146,8 @@ def solve(
         screen = _screen(problem, found, space, estimator_of) if screens else None
         cut_to = problem.workload.sequence_length
         notes.append(f"samples cut to {cut_to} tokens, as --allow length says")
-    own, of_files = script_as_it_is(problem), files_as_they_say(problem)
-    estimator = estimator_of(problem)
-    as_it_is = None if own is None else estimator.estimate(own)
+    of_files, estimator = files_as_they_say(problem), estimator_of(problem)
+    as_it_is = unchanged if problem == given else _unchanged(problem, estimator_of)
     as_files_say = None if of_files is None else _unless_refused(estimator, of_files)
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None and (screen is None or screen.fit is Fit.TOO_LARGE):
@@ -169,6 +174,23 @@ def solve(
         cut_to=cut_to,
         layouts=layouts,
     )
+
+
+def _check_any_left(space: Candidates) -> None:
+    """Check that rules and engines leave a strategy to consider.
+
+    Raises:
+        ExceptionGroup: of UserErrors, if they leave none.
+    """
+    if not space.strategies:
+        findings = _findings(space.dropped)
+        raise ExceptionGroup("combinations that don't work", [finding.as_error() for finding in findings])
+
+
+def _unchanged(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
+    """Return the estimate of the unchanged script; None without one, or if it sets up an engine itself."""
+    own = script_as_it_is(problem)
+    return None if own is None else estimator_of(problem).estimate(own)
 
 
 def _in_own_buckets(
@@ -284,18 +306,24 @@ def _traced_alike(strategy: Strategy) -> tuple[object, ...]:
 def _best_or_nearest(
     problem: Problem, *, estimator_of: EstimatorOf, is_traced: bool
 ) -> EstimatedStrategy | None:
-    _, _, found = _searched(problem, estimator_of, is_traced=is_traced)
+    space = candidates(problem)
+    _, _, found = _searched(problem, space, estimator_of=estimator_of, is_traced=is_traced)
     return found.chosen or found.nearest
 
 
 def _searched(
-    problem: Problem, estimator_of: EstimatorOf, *, num_fastest: int = 0, is_traced: bool = True
+    problem: Problem,
+    space: Candidates,
+    *,
+    estimator_of: EstimatorOf,
+    num_fastest: int = 0,
+    is_traced: bool = True,
 ) -> tuple[Candidates, Problem, TrainingResult]:
-    """Return the candidates of a problem, the problem and its search result.
+    """Return the candidates that engines don't refuse, the problem and its search result.
 
     If pipeline stages of equal time don't fit, the problem is the one with stages distributed by memory.
     """
-    space, estimator = candidates(problem), estimator_of(problem)
+    estimator = estimator_of(problem)
     found, refused = _search(problem, space.strategies, estimator, compares=True, num_fastest=num_fastest)
     space = space.without(refused)
     if is_traced and not refused and not any(is_fsdp2(strategy) for strategy in space.strategies):

@@ -95,7 +95,7 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
     if facts.vocab_size and length is None:
         length = facts.max_sequence_length
         if _needs_length(source):
-            raise _no_length(facts, options)
+            raise _no_length(source, options)
         note = f"{length} tokens of text in each sample, the most that the decoder takes, "
         notes.append(note + "beside audio of 30 s: say --seq-len")
     check_sequence_length(facts, length, options.target_length)
@@ -170,8 +170,7 @@ def captured_subject(run: CapturedScript, *, engine: str = "") -> Subject:
     script = script_path(capture.target)
 
     def trace(request: TraceRequest, on_progress: Callable[[str], None]) -> Trace:
-        on_progress("the script's own model")
-        return run.trace(request)
+        return run.trace(request, on_progress)
 
     return replace(
         subject_of_capture(capture),
@@ -214,14 +213,17 @@ def check_named(flags: ModelFlags) -> str:
     )
 
 
-def _no_length(facts: ModelFacts, flags: ModelFlags) -> UserError:
-    most = facts.max_sequence_length
+def _no_length(source: ModelSource, flags: ModelFlags) -> UserError:
+    most = source.facts.max_sequence_length
+    at_most = f", at most {most}" if most else ""
+    if source.task in (Task.CTC, Task.AUDIO_CLASSIFICATION):
+        at_most = " with the values of a sample's audio: 16000 for each second"
     return UserError(
         "sequence-length-missing",
         "a plan needs the length of the samples",
         found=f"--model {flags.model} without --seq-len",
         why="activations grow with it",
-        fix=f"give --seq-len{f', at most {most}' if most else ''}",
+        fix=f"give --seq-len{at_most}",
     )
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,11 @@ from zerofit.core.allocation_log import (
     TracedParameter,
     TraceRequest,
 )
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.find import probe_model
 from zerofit.models.trace import cache
-from zerofit.models.trace.cache import default_cache_folder, key_of, read_trace, write_trace
+from zerofit.models.trace.cache import default_cache_folder, kept_trace, key_of, read_trace, write_trace
 
 if TYPE_CHECKING:
     from typing import Any
@@ -111,7 +113,7 @@ def test_everything_that_matters_makes_another_key() -> None:
 
 
 def test_the_files_that_decide_a_trace_are_there() -> None:
-    assert [pattern for pattern in cache._TRACER_FILES if not [*cache._ZEROFIT.glob(pattern)]] == []
+    assert [pattern for pattern in cache.TRACER_FILES if not [*cache._ZEROFIT.glob(pattern)]] == []
 
 
 @pytest.mark.parametrize("name", ["core/strategy.py", "models/changes/new.py", "models/trace/recorder.py"])
@@ -193,3 +195,22 @@ def test_reading_a_cached_trace_imports_no_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+
+
+def test_a_model_that_cannot_be_traced_is_tried_once(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def fail(rule: str = "trace-failed") -> Trace:
+        tries.append(1)
+        raise UserError(rule, "no", found="here", why="so", fix="none")
+
+    for _ in range(2):
+        with pytest.raises(UserError, match="no") as caught:
+            kept_trace(tmp_path / "one.trace", _REQUEST, fail)
+        assert (caught.value.rule, caught.value.found, caught.value.fix) == ("trace-failed", "here", "none")
+    assert len(tries) == 1
+    for _ in range(2):
+        with pytest.raises(UserError):
+            kept_trace(tmp_path / "other.trace", _REQUEST, partial(fail, "trace-slow"))
+    assert len(tries) == 3
+    assert read_trace(tmp_path / "one.trace", _REQUEST) is None

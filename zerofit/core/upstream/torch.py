@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from datetime import timedelta
 
 BACKWARD = "_engine_run_backward"
@@ -72,6 +73,25 @@ def known_device(tensor: Any) -> Any:
     if type(tensor).__name__ == "FakeTensor" and not tensor.fake_mode.in_kernel_invocation:
         return tensor.fake_device
     return None
+
+
+def recurrent_functions() -> tuple[Any, dict[str, Any]]:
+    """Return the holder of the functions that recurrent layers call, and those of plain RNNs by their kind.
+
+    Source: torch/nn/modules/rnn.py; torch/nn/utils/rnn.py.
+    """
+    from torch import _VF
+    from torch.nn.modules import rnn
+
+    return _VF, rnn._rnn_impls
+
+
+def without_modes() -> AbstractContextManager[None]:
+    """Return a context in which operators are not passed to dispatch modes, such as FakeTensorMode."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    context: AbstractContextManager[None] = _disable_current_modes()
+    return context
 
 
 def timeout_of_default_group() -> timedelta:

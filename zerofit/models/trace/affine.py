@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from zerofit.models.trace.raw import CALL, RawLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.models.trace.raw import Skeleton
+    from zerofit.models.trace.raw import OperatorCall, Skeleton
 
 Affine = tuple[int, int]
 """A number as a constant and a coefficient per sample."""
@@ -37,6 +37,74 @@ def fit(low: RawLog[int], high: RawLog[int], samples: tuple[int, int]) -> Affine
     except _NotAffineError:
         return None
     return _mapped(low, lambda _: next(lines))
+
+
+def scaled(low: RawLog[int], high: RawLog[int], samples: tuple[int, int]) -> AffineLog:
+    """Return a log with the events of the smaller run, whose sums are those of both runs.
+
+    It is for models that loop over samples, images or experts: how often each operator runs depends on the
+    micro-batch size. What an operator of a module allocates in all grows from one run to the other, and each
+    of its storages by its share.
+    """
+    storages = [_by_place(log) for log in (low, high)]
+    calls = [_by_operator(log) for log in (low, high)]
+    places = (_place(low, number) for number in range(len(low.num_bytes)))
+    num_bytes = [
+        _share(size, *(totals[place] for totals in storages), samples)
+        for place, size in zip(places, low.num_bytes, strict=True)
+    ]
+    scaled_calls: list[OperatorCall[Affine]] = []
+    for call in low.calls:
+        flops, moved = zip(*(totals[_operator(low, call)] for totals in calls), strict=True)
+        scaled_calls.append(
+            replace(  # type: ignore[arg-type]
+                call,
+                flops=_share(call.flops, *flops, samples),
+                num_bytes=_share(call.num_bytes, *moved, samples),
+            )
+        )
+    return replace(low, num_bytes=num_bytes, calls=scaled_calls)  # type: ignore[arg-type]
+
+
+def _share(size: int, at_low: int, at_high: int, samples: tuple[int, int]) -> Affine:
+    """Return one of several sizes as a line, if their sum is known for two numbers of samples."""
+    grows = (at_high - at_low) * size / at_low if at_low else 0.0
+    each = round(grows / (samples[1] - samples[0]))
+    return size - each * samples[0], each
+
+
+def _place(log: RawLog[Any], storage: int) -> tuple[Any, ...]:
+    return log.kinds[storage], log.modules[storage], log.operator_names[log.operators[storage]]
+
+
+def _by_place(log: RawLog[int]) -> Counter[tuple[Any, ...]]:
+    totals: Counter[tuple[Any, ...]] = Counter()
+    for number, size in enumerate(log.num_bytes):
+        totals[_place(log, number)] += size
+    return totals
+
+
+def _operator(log: RawLog[Any], call: OperatorCall[Any]) -> tuple[Any, ...]:
+    return log.operator_names[call.operator], call.kind, call.during, call.precision
+
+
+def _by_operator(log: RawLog[int]) -> defaultdict[tuple[Any, ...], tuple[int, int]]:
+    totals: defaultdict[tuple[Any, ...], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for call in log.calls:
+        flops, moved = totals[_operator(log, call)]
+        totals[_operator(log, call)] = flops + call.flops, moved + call.num_bytes
+    return totals
+
+
+def peak_bytes(log: AffineLog, samples: int) -> int:
+    """Return the most bytes that a log holds at once at a size."""
+    now = most = 0
+    for code, argument in zip(log.codes, log.arguments, strict=True):
+        if code in (Event.ALLOCATE, Event.FREE):
+            fixed, each = log.num_bytes[argument]
+            now += (fixed + each * samples) * (1 if code == Event.ALLOCATE else -1)
+            most = max(most, now)
+    return most
 
 
 def exact(log: RawLog[int]) -> AffineLog:

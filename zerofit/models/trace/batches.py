@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.models.trace.images import find_image, image_of, takes_images
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
@@ -20,7 +21,7 @@ def make_batch(model: Any, samples: int, request: TraceRequest) -> dict[str, Any
     """
     import torch
 
-    config, accepts = model.config, set(inspect.signature(model.forward).parameters)
+    config, accepts = model.config, accepted(model)
     task = type(model).__name__
     batch = _inputs(model, task, samples, request, accepts)
     batch |= _labels(config, task, samples, request, accepts)
@@ -34,11 +35,31 @@ def make_batch(model: Any, samples: int, request: TraceRequest) -> dict[str, Any
         tensors["attention_mask"].fill_(1)
         if request.is_padded:
             tensors["attention_mask"][..., -1] = 0
-    return tensors
+    return tensors | _images(model, samples, request, tensors)
+
+
+def know_inputs(model: Any) -> None:
+    """Find out what a model takes beside tokens; call it before the model is watched.
+
+    Raises:
+        UserError: it takes what can't be made without its processor.
+    """
+    accepts, task = accepted(model), type(model).__name__
+    if model.main_input_name == "input_ids" and takes_images(model, accepts):
+        find_image(model, accepts, lambda found: _cannot_feed(task, f"input_ids, with {found}"))
+
+
+def accepted(model: Any) -> set[str]:
+    """Return the names of a model's arguments."""
+    return set(inspect.signature(model.forward).parameters)
 
 
 _NUM_CHOICES = 4
 """ASSUMPTION: choices of multiple-choice tasks, as in SWAG (https://aclanthology.org/D18-1009)."""
+_FRAMES = 3000
+"""ASSUMPTION: frames of a spectrogram of 30 s, for models that take any length: 100 each second."""
+_VALUES_PER_CHARACTER = 1000
+"""ASSUMPTION: 16 characters of text are spoken in a second of audio, at 16 kHz."""
 
 _Shape = tuple[tuple[int, ...], bool]
 """Dimensions, and True for floats."""
@@ -53,23 +74,61 @@ def _inputs(model: Any, task: str, samples: int, request: TraceRequest, accepts:
         size = getattr(vision, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return {main: ((samples, getattr(vision, "num_channels", 3), height, width), True)}
-    if main == "input_features":
-        frames = 2 * getattr(config, "max_source_positions", length)
-        return {main: ((samples, config.num_mel_bins, frames), True)}
-    if main == "input_values":
-        return {main: ((samples, length), True)}
+    if main in ("input_features", "input_values"):
+        sizes = _spectrogram(config, length) or ((length,) if main == "input_values" else None)
+        if sizes is None:
+            raise _cannot_feed(task, f"{main}, without a config that says their bins")
+        return {main: ((samples, *sizes), True)}
     if main != "input_ids":
         raise _cannot_feed(task, main)
-    if getattr(config, "vision_config", None) is not None and "pixel_values" in accepts:
+    if takes_images(model, accepts) and image_of(model) is None:
         raise _cannot_feed(task, "input_ids with pixel_values, whose number depends on the processor")
     is_choice = task.endswith("ForMultipleChoice")
     shape = (samples, _NUM_CHOICES, length) if is_choice else (samples, length)
     batch: _Shapes = {"input_ids": (shape, False)}
     if "attention_mask" in accepts:
         batch["attention_mask"] = (shape, False)
-    if "token_type_ids" in accepts and getattr(config, "type_vocab_size", 0) > 1:
+    if "token_type_ids" in accepts and (getattr(config, "type_vocab_size", 0) > 1 or image_of(model)):
         batch["token_type_ids"] = (shape, False)
     return batch
+
+
+def _spectrogram(config: Any, length: int) -> tuple[int, int] | None:
+    """Return the dimensions of a sample's spectrogram; None if a config says no bins."""
+    audio = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
+    bins, positions = getattr(audio, "num_mel_bins", None), getattr(audio, "max_source_positions", None)
+    if hasattr(audio, "input_feat_per_channel"):
+        return min(_FRAMES, positions or _FRAMES), audio.input_feat_per_channel * audio.input_channels
+    if hasattr(audio, "feature_projection_input_dim"):
+        return length, audio.feature_projection_input_dim
+    if bins is None:
+        return None
+    if positions is not None:  # Whisper's, whose first convolution halves the frames
+        return bins, 2 * positions
+    return getattr(audio, "max_length", length), bins
+
+
+def _images(model: Any, samples: int, request: TraceRequest, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments for one image in each sample, whose tokens are set; empty for models of text.
+
+    Raises:
+        UserError: the image takes more tokens than a sample has.
+    """
+    image = image_of(model)
+    if image is None:
+        return {}
+    if image.num_tokens > request.sequence_length:
+        raise UserError(
+            "sequence-too-short",
+            "the samples are shorter than their image",
+            found=f"--seq-len {request.sequence_length} with the model {type(model).__name__}",
+            why=f"an image of {image.side} x {image.side} pixels takes {image.num_tokens} tokens",
+            fix=f"set --seq-len to {image.num_tokens} and the tokens of text",
+        )
+    tensors["input_ids"][..., : image.num_tokens] = image.token_id
+    if "token_type_ids" in tensors:
+        tensors["token_type_ids"][..., : image.num_tokens] = 1
+    return image.inputs(samples)
 
 
 def _labels(config: Any, task: str, samples: int, request: TraceRequest, accepts: set[str]) -> _Shapes:
@@ -79,6 +138,9 @@ def _labels(config: Any, task: str, samples: int, request: TraceRequest, accepts
         return {"start_positions": each, "end_positions": each}
     if task.endswith(_ONE_LABEL) and "labels" in accepts:
         return {"labels": each}
+    if task.endswith("ForCTC"):
+        length = request.target_length or max(1, request.sequence_length // _VALUES_PER_CHARACTER)
+        return {"labels": ((samples, length), False)}
     if task.endswith("ForPreTraining"):
         more: _Shapes = {"next_sentence_label": each} if "next_sentence_label" in accepts else {}
         labels: _Shapes = {"labels": tokens} if "labels" in accepts else {}
@@ -106,5 +168,5 @@ def _cannot_feed(task: str, main: str) -> UserError:
         "the tracer does not support this model's inputs",
         found=f"{task}, whose main input is {main}",
         why="memory is measured on a traced run of the model, which needs a batch of the right shapes",
-        fix="name a text, vision or speech model of transformers, or plan with --fast from its dimensions",
+        fix="plan a script that trains it, which shows its batches, or plan with --fast from its dimensions",
     )

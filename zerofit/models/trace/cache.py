@@ -15,16 +15,17 @@ from zerofit.core.allocation_log import AllocationLog, Trace
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.bounded_read import read_bounded
 from zerofit.core.cache_folder import cache_folder
+from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.source import ModelSource
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft")
 _ZEROFIT = Path(__file__).parents[2]
-_TRACER_FILES = (
+TRACER_FILES = (
     "core/allocation_log.py",
     "core/freezing.py",
     "core/stage_blocks.py",
@@ -60,7 +61,7 @@ def key_of(source: ModelSource, request: TraceRequest, *more: str) -> str:
         "more": more,
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode())
-    files = [path for pattern in _TRACER_FILES for path in sorted(_ZEROFIT.glob(pattern))]
+    files = [path for pattern in TRACER_FILES for path in sorted(_ZEROFIT.glob(pattern))]
     for path in files + (_remote_code(source) if source.trust_remote_code else []):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)} ".encode() + content)
@@ -121,11 +122,68 @@ def write_trace(path: Path, trace: Trace) -> None:
 
     Nothing is stored if the folder is not writable.
     """
+    _write(path, _adapter().dump_json((trace.logs, trace.notes)))
+
+
+def _write(path: Path, text: bytes) -> None:
     try:
-        write_whole(path, zlib.compress(_adapter().dump_json((trace.logs, trace.notes)), 3))
+        write_whole(path, zlib.compress(text, 3))
         _prune(path.parent, _MOST_BYTES)
     except OSError:
         return
+
+
+_LASTING = (
+    "trace-failed",
+    "trace-not-affine",
+    "trace-packed-batch",
+    "trace-quantized",
+    "trace-unknown-inputs",
+)
+"""Errors that a model and a request lead to each time."""
+_PARTS = ("rule", "summary", "found", "why", "fix")
+_MOST_SAID = 1 << 16
+"""Bytes of an error. ASSUMPTION: it quotes at most some lines of others."""
+
+
+def kept_trace(path: Path | None, request: TraceRequest, make: Callable[[], Trace]) -> Trace:
+    """Return the trace in a file; if there is none, make it and write it there.
+
+    That a model can't be traced is written too: it would take as long to see again. Not so under FSDP2,
+    whose process may also have been killed.
+
+    Args:
+        path: None to write nothing.
+
+    Raises:
+        UserError: the model can't be traced.
+    """
+    if path is None:
+        return make()
+    if (trace := read_trace(path, request)) is not None:
+        return trace
+    if (failure := _read_failure(path)) is not None:
+        raise failure
+    try:
+        trace = make()
+    except UserError as error:
+        if error.rule in _LASTING and request.sharding is None:
+            said = {name: getattr(error, name) for name in _PARTS}
+            _write(path, json.dumps({"error": said}).encode())
+        raise
+    write_trace(path, trace)
+    return trace
+
+
+def _read_failure(path: Path) -> UserError | None:
+    """Return the error in the file of a trace that failed; None if there is none."""
+    try:
+        packed = read_bounded(path, most_bytes=_MOST_BYTES)
+        said = json.loads(zlib.decompressobj().decompress(packed, _MOST_SAID))
+        parts = {name: str(said["error"][name]) for name in _PARTS}
+    except (OSError, zlib.error, ValueError, LookupError, TypeError):
+        return None
+    return UserError(parts.pop("rule"), parts.pop("summary"), **parts)
 
 
 def _prune(folder: Path, most_bytes: int) -> None:

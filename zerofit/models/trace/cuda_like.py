@@ -71,6 +71,7 @@ def _substitutes(request: TraceRequest) -> dict[Any, Any]:
         torch.dropout: _dropout,
         functional.rms_norm: _rms_norm,
         functional.cross_entropy: _cross_entropy,
+        functional.ctc_loss: _ctc_loss,
     }
     for is_log in (False, True):
         name = "log_softmax" if is_log else "softmax"
@@ -144,6 +145,40 @@ def _cross_entropy(
         chances = torch.log_softmax(input, min(1, input.dim() - 1)).float()
         weight = weight if weight is None else weight.float()
         return functional.nll_loss(chances, target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _ctc_loss(log_probs: Any, targets: Any, *_: Any, reduction: str = "mean", **__: Any) -> Any:
+    """Allocate what the CTC loss of CUDA does, which reads lengths: fake tensors do not support it."""
+    num_samples = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    loss = ctc_alignment().apply(log_probs, targets.numel() // num_samples)
+    return loss if reduction == "none" else getattr(loss, reduction)()
+
+
+@cache
+def ctc_alignment() -> Any:
+    """Return an autograd function with the tensors of torch's CTC loss.
+
+    Source: aten/src/ATen/native/cuda/LossCTC.cu, ctc_loss_gpu_template and ctc_loss_backward_gpu_template.
+    """
+    import torch
+
+    class CtcAlignment(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, log_probs: Any, num_targets: int) -> Any:
+            steps, samples = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
+            alpha = log_probs.new_empty(samples, steps, 2 * num_targets + 1)
+            ctx.save_for_backward(log_probs, alpha)
+            return log_probs.new_empty(samples)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            log_probs, alpha = ctx.saved_tensors
+            beta = torch.empty_like(alpha)
+            found = torch.empty_like(log_probs)
+            del beta
+            return found, None
+
+    return CtcAlignment
 
 
 @cache

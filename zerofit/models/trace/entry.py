@@ -17,11 +17,12 @@ from zerofit.core.allocation_log import Save, Trace, TracedParameter
 from zerofit.core.errors import UserError
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.meta_device import transformers_config
-from zerofit.models.trace.affine import difference, exact, fit, to_allocation_log
+from zerofit.models.trace.affine import difference, exact, fit, peak_bytes, scaled, to_allocation_log
 from zerofit.models.trace.alone import trace_alone
 from zerofit.models.trace.attention import flash_package
-from zerofit.models.trace.cache import key_of, read_trace, write_trace
+from zerofit.models.trace.cache import kept_trace, key_of
 from zerofit.models.trace.fsdp2 import ShardedModel, ShardedRuns, as_rank_0, saved_whole
+from zerofit.models.trace.images import image_of
 from zerofit.models.trace.layer_parts import cut_layers
 from zerofit.models.trace.layers import find_stacks, shortened
 from zerofit.models.trace.liger import heads_read_by_losses
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 _ZEROFIT = Path(__file__).parents[2]
 _STARTS = (2, 4, 8, 16, 32)
 """Sizes from which a log is assumed to be affine and tested; smaller sizes get separate logs."""
+_SCALED_WITHIN = 0.01
+"""How far the peak of a scaled log may be from that of a run. ASSUMPTION: far within the ± of a plan."""
 
 
 _traced_in: set[int] = set()
@@ -79,15 +82,13 @@ def trace_model(
     """
     check_sequence_length(source.facts, request.sequence_length, request.target_length)
     path = None if cache_folder is None else cached_at(cache_folder, source, request)
-    trace = read_trace(path, request) if path else None
-    if trace is None:
-        if request.sharding is None:
-            trace = trace_here(source, request, on_progress=on_progress)
-        else:
-            trace = trace_alone(source, request)
-        if path:
-            write_trace(path, trace)
-    return trace
+
+    def make() -> Trace:
+        if request.sharding is not None:
+            return trace_alone(source, request)
+        return trace_here(source, request, on_progress=on_progress)
+
+    return kept_trace(path, request, make)
 
 
 def cached_at(cache_folder: Path, source: ModelSource, request: TraceRequest) -> Path:
@@ -311,6 +312,8 @@ class Tracing:
     say: Callable[[str], None]
     skeleton: Skeleton = field(init=False)
     stacks: tuple[Stack, ...] = ()
+    is_scaled: bool = False
+    """True if the model's events depend on the number of samples, so that its log has only the same sums."""
     runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -336,7 +339,10 @@ class Tracing:
 
     def _logs(self) -> Trace:
         start, main = self._affine()
-        self._check_replication(main, start + 1)
+        if self.is_scaled:
+            self._check_replication(exact(self._run(start)), start)
+        else:
+            self._check_replication(main, start + 1)
         whole = self._whole(main)
         if start == _STARTS[0] and self._holds_for_one(main):
             start = 1
@@ -345,6 +351,11 @@ class Tracing:
         return Trace(request=self.request, logs=tuple(logs), notes=self._notes())
 
     def _notes(self) -> tuple[str, ...]:
+        """Return what was assumed of the samples, and what quantization leaves wide."""
+        image = image_of(self.model)
+        return (*([image.note] if image else []), *self._wide())
+
+    def _wide(self) -> tuple[str, ...]:
         """Return a note if quantization leaves all of the model wide, or most of it."""
         packed = [module for module in self.model.modules() if is_packed(module)]
         if packed:
@@ -385,11 +396,14 @@ class Tracing:
 
     def _affine(self) -> tuple[int, AffineLog]:
         """Return the smallest size from which a single log holds, and that log."""
+        self.is_scaled = False
         for start in _STARTS:
             far = 4 * start + 1
             log = fit(self._run(start), self._run(far), (start, far))
             if log is not None and self._holds_at(log, start + 1):
                 return start, log
+            if start >= self._least_scaled(far) and (rough := self._scaled(start, far)) is not None:
+                return start, rough
         raise UserError(
             "trace-not-affine",
             "this model's memory is not an affine function of the micro-batch size",
@@ -397,6 +411,18 @@ class Tracing:
             why="the model is traced at a few sizes, and extrapolated to all others",
             fix="plan with --fast, which only uses the model's dimensions",
         )
+
+    def _least_scaled(self, far: int) -> int:
+        """Return the size from which a log may be scaled, rather than tried at larger sizes."""
+        is_loop = len(self._run(_STARTS[0]).kinds) != len(self._run(4 * _STARTS[0] + 1).kinds)
+        return _STARTS[1] if is_loop else _STARTS[2]
+
+    def _scaled(self, start: int, far: int) -> AffineLog | None:
+        """Return a log with the sums of two runs, if it has the peak of a third one; else None."""
+        log, between = scaled(self._run(start), self._run(far), (start, far)), 2 * start + 1
+        found, wanted = peak_bytes(log, between), peak_bytes(exact(self._run(between)), between)
+        self.is_scaled = abs(found - wanted) <= _SCALED_WITHIN * wanted
+        return log if self.is_scaled else None
 
     def _holds_at(self, log: AffineLog, samples: int) -> bool:
         """Return True if a log holds at a size: with one more layer, which checks its replication too."""

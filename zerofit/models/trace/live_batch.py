@@ -23,6 +23,9 @@ _OF_TOKENS = re.compile(
 )
 """Names of tensors in which every dimension equal to the length scales with it: transformers' and peft's."""
 
+_MEDIA = re.compile(r"^(pixel_values|image_|video_|input_features|input_values)")
+"""Names of tensors with images, videos or audio in models that read tokens too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBatch:
@@ -37,13 +40,18 @@ class LiveBatch:
     """Tokens of its samples, padding included; None if it has none."""
     target_length: int | None
     """Tokens on the decoder's side; None without a separate decoder."""
+    has_media: bool = False
+    """True if the samples have images or audio beside tokens, so that integers say how many and how large."""
 
     def feed(self, model: Any, samples: int, request: TraceRequest) -> Batch:
         """Return a batch of another size, of tensors without values."""
         import torch
 
         def made(name: str, tensor: Any) -> Any:
-            return torch.zeros(self._shape(name, tensor, samples, request), dtype=tensor.dtype)
+            shape = self._shape(name, tensor, samples, request)
+            if self.has_media and shape[1:] == tuple(tensor.shape)[1:] and _has_numbers(tensor):
+                return tensor.repeat(-(-shape[0] // tensor.shape[0]), *[1] * (tensor.dim() - 1))[: shape[0]]
+            return torch.zeros(shape, dtype=tensor.dtype)
 
         batch: Batch = map_tensors(self.given, made)
         for name, tensor in named_tensors(batch):
@@ -84,6 +92,12 @@ class LiveBatch:
         if size == self.target_length and (is_target or self.target_length != self.length):
             return target
         return request.sequence_length if size == self.length else size
+
+
+def _has_numbers(tensor: Any) -> bool:
+    """Return True for a tensor of integers whose values are known."""
+    is_whole = not tensor.dtype.is_floating_point and tensor.dim() > 0 and tensor.numel() > 0
+    return is_whole and tensor.device.type == "cpu" and type(tensor).__name__ == "Tensor"
 
 
 def _is_along(name: str, tensor: Any, place: int) -> bool:
@@ -135,6 +149,7 @@ def live_batch(
         rows_per_sample=rows_per_sample(num_rows, micro_batch_size),
         length=int(tokens.shape[-1]) if tokens is not None else None,
         target_length=int(target.shape[-1]) if target is not None and target.dim() > 1 else None,
+        has_media=tokens is not None and any(map(_MEDIA.match, tensors)),
     )
 
 

@@ -13,6 +13,8 @@ from zerofit.models.changes.adapters import adapt
 from zerofit.models.changes.checkpointing import checkpointing_parts, set_checkpointing
 from zerofit.models.changes.freezing import freeze
 from zerofit.models.changes.quantization import torch_dtype
+from zerofit.models.trace.batches import know_inputs
+from zerofit.models.trace.known_values import reading_values
 from zerofit.models.trace.packed import mend_adapters, pack_linear_layers
 from zerofit.models.trace.packed_formats import pack_checkpoint, take_format
 
@@ -34,9 +36,11 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
     set_for_training(config)
     form = take_format(config)
     chosen = {"attn_implementation": request.attention} if request.attention else {}
-    with no_init_weights():
-        model = build(config, dtype=torch_dtype(request.weights), **chosen)
-    model.tie_weights()  # not handled by no_init_weights
+    with reading_values():
+        with no_init_weights():
+            model = build(config, dtype=torch_dtype(request.weights), **chosen)
+        model.tie_weights()  # not handled by no_init_weights
+        know_inputs(model)
     if form is not None:
         pack_checkpoint(model, form)
     return as_requested(model, request)
@@ -142,14 +146,25 @@ def replaceable_parameters() -> Iterator[None]:
 
 @contextmanager
 def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
-    """Keep transformers from treating fake tensors as graph capture, and from checking the CPU's features."""
+    """Keep transformers from treating fake tensors as graph capture, and from checking the CPU's features.
+
+    A number in a fake tensor is written as in a real one: Switch Transformers names its experts by it.
+    """
+    import torch
+
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.") and "is_tracing" in vars(module):
                 stack.enter_context(attribute_replaced(module, "is_tracing", lambda tensor=None: False))
+        stack.enter_context(attribute_replaced(torch.Tensor, "__format__", _formatted))
         for holder, name in grouped_product_checks():
             stack.enter_context(attribute_replaced(holder, name, partial(_has_grouped_kernel, capability)))
         yield
+
+
+def _formatted(tensor: Any, form: str) -> str:
+    """Return a tensor as text; that of torch writes a number only for torch.Tensor itself."""
+    return format(tensor.item(), form) if tensor.dim() == 0 else format(repr(tensor), form)
 
 
 def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, Pass, TensorKind
 from zerofit.core.upstream.torch import known_device
 from zerofit.models.trace.costs import CostBook
+from zerofit.models.trace.known_values import KnownValues
 from zerofit.models.trace.raw import CALL, RawLog, sort_frees
 from zerofit.models.trace.sparse import is_sparse, on_parts
 from zerofit.models.trace.workspaces import scratch_bytes, stored_bytes
@@ -49,6 +50,7 @@ class Recorder:
         self._torch = torch
         self._is_padded, self._as_on_cuda = is_padded, as_on_cuda
         self._book = CostBook()
+        self._known = KnownValues()
         self._operators: dict[Any, int] = {}
         self._live: dict[int, tuple[Any, int]] = {}
         self._ignored: set[int] = set()
@@ -191,6 +193,8 @@ class Recorder:
             index = self.index_of(tensor)
             if index is not None and name.endswith(("labels", "mask")):
                 known.add(index)
+            if not name.endswith("mask"):
+                self._known.forget_zeros(tensor)
 
     def gradient_ready(self, parameter: int, gradient: Any) -> None:
         """Record that a parameter's gradient is complete.
@@ -275,16 +279,16 @@ class Recorder:
         if operator_is_item(function) and self._is_fake(args[0]) and args[0].constant is None:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
-        if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
-            # Ignored labels and padding are unknown, so all elements count: an upper bound.
-            function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
-            args = (args[0], [args[0].numel(), args[0].dim()])
         if function.__name__ in _INDEXED_BY_MASKS:
             args = (args[0], self._by_numbers(args[1]), *args[2:])
         is_sum = self._is_engine_sum(function, args)
         place = self._place()
-        out = function(*args, **kwargs)
+        out = self._read(function, args, kwargs) if self._known.reads(function, args) else None
+        if out is None:
+            out = function(*args, **kwargs)
         outputs = [tensor for _, tensor in leaves(out) if isinstance(tensor, self._torch.Tensor)]
+        if not self.is_in_engine:
+            self._known.follow(function, args, kwargs, outputs)
         self._count(operator, function, args, kwargs, out, outputs)
         born = None
         for position, tensor in enumerate(outputs):
@@ -305,6 +309,17 @@ class Recorder:
         if self._as_on_cuda:
             self._take_scratch(function, args, operator, place)
         return out
+
+    def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what an operator returns that reads values; None if these are unknown."""
+        found = self._known.answer(function, args, kwargs)
+        if function.__name__ != "nonzero.default":
+            return found
+        size = [args[0].numel(), args[0].dim()]
+        if found is not None and (not self._is_unknown(args[0]) or 2 * len(found) < size[0]):
+            return found
+        # Ignored labels and padding are unknown, so all elements count: an upper bound.
+        return self._torch.ops.aten.new_empty.default(args[0], size, dtype=self._torch.int64)
 
     def _operator_number(self, function: Any) -> int:
         """Return the number of an operator, or of another kernel or call by its name."""
@@ -332,8 +347,9 @@ class Recorder:
         """
         found: list[Any] = []
         for index in indices:
-            if index is not None and index.dtype is self._torch.bool and self._is_unknown(index):
-                found += self.call(self._torch.ops.aten.nonzero.default, (index,), {}).unbind(1)
+            if index is not None and index.dtype is self._torch.bool and self._is_fake(index):
+                places = self.call(self._torch.ops.aten.nonzero.default, (index,), {})
+                found += self.call(self._torch.ops.aten.unbind.int, (places, 1), {})
             else:
                 found.append(index)
         return found
@@ -394,7 +410,9 @@ class Recorder:
                 known.add(index)
 
     def _item(self, tensor: Any) -> Any:
-        """Return a value for a fake tensor without one, which only control flow reads."""
+        """Return a fake tensor's value; if it is unknown, one for the control flow that reads it."""
+        if (value := self._known.item(tensor)) is not None:
+            return value
         if tensor.dtype is not self._torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         index = self.index_of(tensor)

@@ -17,8 +17,9 @@ from zerofit.models.trace.fsdp2 import ShardedRecorder
 from zerofit.models.trace.liger import fused_kernels
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
-from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
+from zerofit.models.trace.prepare import as_if_eager, autocast, replaceable_parameters, upcast
 from zerofit.models.trace.recorder import Recorder, watching
+from zerofit.models.trace.recurrent import recurrent_kernels
 from zerofit.models.trace.triton_kernels import kernels_skipped
 
 if TYPE_CHECKING:
@@ -102,6 +103,19 @@ def run_sharded_step(
     return recorder.log
 
 
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    """Let a model that draws from numpy, as wav2vec 2.0 does its masks, draw the same in each run."""
+    import numpy
+
+    before = numpy.random.get_state()
+    numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        numpy.random.set_state(before)
+
+
 def _tensors_of(module: Any) -> list[Any]:
     return [*module.parameters(), *module.buffers()]
 
@@ -144,10 +158,13 @@ def recording(
     with ExitStack() as stack:
         stack.enter_context(hooked(model, skeleton, recorder, is_sharded=request.sharding is not None))
         stack.enter_context(as_if_eager(request.compute_capability))
+        stack.enter_context(replaceable_parameters())  # Switch Transformers casts its router in each pass
+        stack.enter_context(_same_draws())
         stack.enter_context(watching(recorder))
         if as_on_cuda:
             stack.enter_context(kernels_skipped(recorder.note_kernel))
             stack.enter_context(cut_losses(recorder.note_kernel))
+            stack.enter_context(recurrent_kernels(recorder.note_kernel))
             stack.enter_context(fused_kernels(model, request.kernels, recorder.note_kernel))
             stack.enter_context(cuda_like(request))
         yield recorder

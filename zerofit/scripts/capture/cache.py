@@ -21,6 +21,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.secrets import masked
 from zerofit.core.validation import parse_known
+from zerofit.models.trace.cache import TRACER_FILES
 from zerofit.scripts.capture.journal import MAX_FILES_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 from zerofit.scripts.target import script_path
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _ZEROFIT = Path(__file__).parents[2]
 _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.py")
 """zerofit's files that affect the content of a capture."""
-_TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
+_TRACING = (*TRACER_FILES, "scripts/capture/child/*.py")
 """zerofit's files that affect the trace of a captured model."""
 _PREFIXES = (
     "DATASETS_",

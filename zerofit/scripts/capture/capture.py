@@ -14,7 +14,7 @@ from zerofit.core.module_path import OWN_PROGRAM
 from zerofit.core.observer import SILENT, Observer
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.machine.this_node import free_host_bytes
-from zerofit.models.trace.cache import read_trace, write_trace
+from zerofit.models.trace.cache import kept_trace
 from zerofit.scripts.capture.cache import ScriptRun, load, stamp_inputs, store, trace_file
 from zerofit.scripts.capture.child_process import Child
 from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of, with_limit
@@ -132,26 +132,28 @@ class CapturedScript:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def trace(self, request: TraceRequest) -> Trace:
+    def trace(self, request: TraceRequest, on_progress: Callable[[str], None] = lambda _: None) -> Trace:
         """Return the allocations and computation of a micro-batch of the script's own model.
 
         If it is not cached, the process that holds the model computes it; for a cached capture the script
         runs again.
 
+        Args:
+            on_progress: told what runs, if it is not cached.
+
         Raises:
             UserError: the model can't be traced.
         """
+
+        def make() -> Trace:
+            on_progress("the script's own model")
+            if self._child is None:
+                self.start()
+            assert self._child is not None
+            return self._child.trace(request, limit_s=_TRACE_LIMIT_S)
+
         file = None if self.cache_folder is None else trace_file(self.cache_folder, self.key, request)
-        trace = read_trace(file, request) if file else None
-        if trace is not None:
-            return trace
-        if self._child is None:
-            self.start()
-        assert self._child is not None
-        trace = self._child.trace(request, limit_s=_TRACE_LIMIT_S)
-        if file:
-            write_trace(file, trace)
-        return trace
+        return kept_trace(file, request, make)
 
     def start(self) -> None:
         """Run the script up to where its training would begin.
