@@ -17,7 +17,7 @@ from transformers import Trainer
 import zerofit.training
 from zerofit.core.plan import Topology, TrialSteps
 from zerofit.core.strategy import Lora, OptimizerName, ZeroStage
-from zerofit.training import methods
+from zerofit.training import hooks, methods
 from zerofit.training.hooks import MODULE_HOOKS
 from zerofit.training.reporting import observe
 from zerofit.training.saving import stop_signal
@@ -104,6 +104,26 @@ def test_every_step_has_a_plan_that_needs_it(monkeypatch: pytest.MonkeyPatch) ->
         if not any(method in step.wrappers(_OWNERS.get(owner), plan, quiet()) for plan in _plans())
     }
     assert unused == set()
+
+
+class _Init:
+    """DeepSpeed's class whose gathers wait for the last one alone."""
+
+    def _allgather_params_coalesced(self, launch_handles: Any) -> None:
+        launch_handles[-1].wait()
+
+
+@pytest.mark.parametrize(
+    ("uses_deepspeed", "on_cpu", "waits"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_every_gather_is_waited_for_on_cpu_ranks_under_deepspeed(
+    *, uses_deepspeed: bool, on_cpu: bool, waits: bool
+) -> None:
+    wanted = settings(uses_deepspeed=uses_deepspeed)
+    wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(on_cpu=on_cpu)))
+    module = SimpleNamespace(Init=type("Init", (_Init,), {}))
+    hooks._install_waiting_gathers(module, wanted, quiet())
+    assert ("_allgather_params_coalesced" in vars(module.Init)) is waits
 
 
 class _Saver:

@@ -11,10 +11,15 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from zerofit.core.own_file import OwnDescriptor
+from zerofit.training.reporting import guard
+from zerofit.training.reporting.tee import LogCopier
 
 _HEAD = """
 import os, signal, subprocess, sys, time
@@ -242,6 +247,52 @@ def test_a_killed_copier_is_replaced_before_the_rank_ends(tmp_path: Path, progra
     assert stdout == printed
     assert stderr == "zerofit: the process that copied the output of rank 0 was killed; another goes on\n"
     assert sorted(_log(tmp_path)) == sorted(stdout + stderr)
+
+
+def test_a_successor_leads_a_session_as_soon_as_it_runs(tmp_path: Path) -> None:
+    """Else a signal to the rank's process group would end it before it ignores signals."""
+    killed = subprocess.Popen(["sleep", "60"])
+    killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    reader, writer = os.pipe()
+    log, sink = (os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in ("log", "sink"))
+    own = [OwnDescriptor(number) for number in (log, reader, sink)]
+    copier = LogCopier(killed.pid, own[0], [(own[1], own[2])])
+    sessions: list[bool] = []
+    copier.keep(lambda: sessions.append(os.getsid(copier._pid or 0) == copier._pid))
+    os.write(writer, b"printed")
+    os.close(writer)
+    copier.wait()
+    copier.keep(lambda: sessions.append(False))  # it has ended by itself
+    assert sessions == [True]
+    assert [(tmp_path / name).read_text() for name in ("log", "sink")] == ["printed"] * 2
+    for descriptor in own:
+        descriptor.close()
+    killed.wait()
+
+
+class _Copier:
+    """A copier that is killed twice before nobody can print any more."""
+
+    is_gone = False
+
+    def __init__(self) -> None:
+        self.num_kept = 0
+
+    def wait(self) -> bool:
+        return self.num_kept < 2
+
+    def keep(self, tell: Callable[[], None]) -> None:
+        self.num_kept += 1
+        tell()
+
+
+def test_a_copier_is_replaced_until_nobody_can_print(capsys: pytest.CaptureFixture[str]) -> None:
+    copier: Any = _Copier()
+    guard._keep_copying(copier, 3)
+    assert copier.num_kept == 2
+    said = "zerofit: the process that copied the output of rank 3 was killed; another goes on\n"
+    assert capsys.readouterr().err == 2 * said
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 from accelerators import settings
 from refusals import refusal
+from split_models import tiny
 
 from zerofit.core.checkpoints import (
     MANIFEST_NAME,
@@ -15,7 +17,7 @@ from zerofit.core.checkpoints import (
     noted_checkpoints,
     write_manifest,
 )
-from zerofit.training.saving.checkpoints import newest_by_sizes, newest_complete, save_whole
+from zerofit.training.saving.checkpoints import describe_model, newest_by_sizes, newest_complete, save_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +36,16 @@ def _checkpoint(folder: Path, saved_by: str) -> Path:
     states.touch()
     write_manifest(saved, Manifest(layout=_LAYOUT, files=(), saved_at=0.0))
     return saved
+
+
+@pytest.mark.parametrize("name", ["gpt2", "lora"])
+def test_a_checkpoint_describes_its_model_and_adapter_for_export(name: str, tmp_path: Path) -> None:
+    describe_model(tiny(name)[0], tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    adapter = tmp_path / "adapter_config.json"
+    assert adapter.exists() is (name == "lora")
+    if name == "lora":
+        assert json.loads(adapter.read_text())["r"] == 2
 
 
 @pytest.mark.parametrize("saved_by", _STATES)

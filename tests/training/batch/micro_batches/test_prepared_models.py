@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import inspect
 import io
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from accelerators import forget_accelerators, quiet, settings, wrap_all
 from split_models import assert_equal, gradients, tiny
 
 from zerofit.training.batch.micro_batches import hooks
+from zerofit.training.batch.micro_batches.split_model import SplitModel
 from zerofit.training.changes import Changes
 
 
@@ -71,6 +74,57 @@ def test_prepare_model_splits_what_it_prepares_for_training(options: dict[str, b
     accelerator.prepare_model(model, **options)(**batch)
     assert hasattr(accelerator, "_zerofit_pending_backward") == is_split
     assert bool(changes.lines) == is_split
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_ranks", "plugin_stage", "stage"),
+    [
+        ("DistributedType.DEEPSPEED", 2, 2, 2),
+        ("DistributedType.DEEPSPEED", 1, 2, 0),
+        ("DistributedType.FSDP", 2, None, 3),
+        ("DistributedType.MULTI_GPU", 2, None, 0),
+        ("DistributedType.MULTI_GPU", 2, 2, 0),
+    ],
+)
+def test_ranks_run_in_step_where_gradients_are_partitioned(
+    kind: str, num_ranks: int, plugin_stage: int | None, stage: int
+) -> None:
+    plugin = None if plugin_stage is None else SimpleNamespace(zero_stage=plugin_stage)
+    state = SimpleNamespace(deepspeed_plugin=plugin)
+    accelerator = SimpleNamespace(distributed_type=kind, num_processes=num_ranks, state=state)
+    assert hooks._stage(accelerator) == stage
+
+
+def _plain() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+
+def _under_accelerates_autocast(is_inner: bool) -> Any:
+    model = _plain()
+    compiled = torch.nn.Module()
+    compiled._orig_mod = model
+    (model if is_inner else compiled)._original_forward = None
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("make", "autocast", "is_half"),
+    [
+        (_plain, False, False),
+        (_plain, True, True),
+        (lambda: _plain().bfloat16(), False, True),
+        (lambda: _under_accelerates_autocast(is_inner=True), False, True),
+        (lambda: _under_accelerates_autocast(is_inner=False), False, True),
+    ],
+    ids=["fp32", "the script's autocast", "bf16 weights", "autocast of the model", "autocast around it"],
+)
+def test_each_way_to_compute_in_16_bits_is_seen(
+    make: Callable[[], Any], *, autocast: bool, is_half: bool
+) -> None:
+    model = SplitModel(make(), no_sync=contextlib.nullcontext)
+    model.note_devices()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert model.is_half is is_half
 
 
 def test_a_batch_without_tensors_to_split_is_said_to_run_whole() -> None:

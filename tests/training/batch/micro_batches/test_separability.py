@@ -10,6 +10,23 @@ import torch
 from refusals import refusal
 from split_models import assert_equal, gradients, split
 
+from zerofit.models.pieces import Inputs
+from zerofit.training.batch.micro_batches.separability import halves_of
+
+
+@pytest.mark.parametrize(
+    ("size", "at_most", "half"),
+    [(2, 8, 1), (3, 8, 1), (4, 8, 2), (9, 8, 4), (16, 8, 4), (16, 2, 2), (16, 4, 3)],
+)
+def test_a_check_compares_two_halves_of_different_samples(size: int, at_most: int, half: int) -> None:
+    rows = torch.arange(size)
+    inputs = Inputs(args=(rows,), kwargs={})
+    halves = halves_of(inputs, size=size, at_most=at_most, can_split=True, model=torch.nn.Linear(1, 1))
+    ((first,), (second,), (whole,)) = (part.args for part in (halves.first, halves.second, halves.whole))
+    assert (len(first), len(second), halves.size, halves.num_samples) == (half, half, half, 2 * half)
+    assert whole.tolist() == [*first.tolist(), *second.tolist()]
+    assert len(set(whole.tolist())) == 2 * half
+
 
 def test_batch_normalization_is_refused_unless_it_is_frozen() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
@@ -104,7 +121,19 @@ def test_buffers_that_each_training_pass_changes_are_refused(make: Callable[[], 
     assert error.found == f"the buffer {named} changes in each forward pass"
 
 
-@pytest.mark.parametrize("act", [_fill_once, _same_again])
+def test_two_micro_batches_are_enough_to_see_that_buffers_change() -> None:
+    model = _Keeping(_count_in_place)
+    split(model)
+    assert refusal(model, torch.randn(4, 4)).rule == "forward-not-separable"
+
+
+def _add_one(model: Any, _: Any) -> None:
+    model.num_passes = getattr(model, "num_passes", 0) + 1
+    if model.num_passes == 2:
+        model.register_buffer("late", torch.ones(4), persistent=False)
+
+
+@pytest.mark.parametrize("act", [_fill_once, _same_again, _add_one])
 def test_buffers_that_stay_as_they_are_are_not(act: Any) -> None:
     model = _Keeping(act)
     made = split(model)

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from refusals import refusal
 from split_models import assert_equal, gradients, split
 
+from zerofit.models.pieces import Inputs
+from zerofit.training.batch.micro_batches.weights import weightings
+
 
 class _Words(torch.nn.Module):
     """Predicts each word's label; the loss is left to be chosen."""
@@ -111,6 +114,35 @@ def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can() 
         assert made.num_forwards == num_forwards
         whole(**batch)["loss"].backward()
         assert_equal(gradients(model), gradients(whole))
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "more", "most_likely"),
+    [
+        (None, {}, ["labels other than -100", "labels other than -100, shifted"]),
+        ("ForCausalLM", {}, ["labels other than -100, shifted", "labels other than -100"]),
+        ("ForCausalLM", {"num_items_in_batch": 5}, ["sum", "labels other than -100, shifted"]),
+    ],
+)
+def test_the_most_likely_weighting_comes_first(
+    loss_type: str | None, more: dict[str, int], most_likely: list[str]
+) -> None:
+    model = _Words(_mean)
+    model.loss_type = loss_type
+    batch = Inputs(args=(), kwargs={**_batch((0, 3)), **more})
+    assert list(weightings([(batch, 2)], model))[:2] == most_likely
+
+
+def test_batches_that_tell_no_weighting_are_checked_four_times() -> None:
+    model = _Words(_mean)
+    made = split(model)
+    counts = []
+    for _ in range(6):
+        made.num_forwards = 0
+        model(**_batch((6, 6, 6, 6)))
+        counts.append(made.num_forwards)
+    without_check = counts[-1]
+    assert [count > without_check for count in counts] == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("honours", [True, False])

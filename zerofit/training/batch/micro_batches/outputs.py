@@ -48,7 +48,6 @@ class Outputs:
                 self._model.scalars.add(path)
         if not is_model_output(outputs):
             self._kept[place] = {None: _detached(outputs)}
-            self._like = outputs if self._like is None else self._like
             return
         kept = [key for key in outputs if key in self._model.read_keys or _is_scalar(outputs[key])]
         self._kept[place] = {key: _detached(outputs[key]) for key in kept}

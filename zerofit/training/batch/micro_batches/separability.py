@@ -280,8 +280,8 @@ class _LastLayer:
     """
 
     def __init__(self) -> None:
-        self._layer: Any = None
-        self._factor = 1.0
+        self._factors: dict[Any, float] = {}
+        """The factor by layer; empty until a layer's outputs differ."""
 
     @contextlib.contextmanager
     def watched(self, model: Any) -> Iterator[None]:
@@ -290,7 +290,7 @@ class _LastLayer:
         def note(layer: Any, _: Any, output: Any) -> None:
             spread = _spread_of(output)
             if spread > 0:
-                self._layer, self._factor = layer, _SPREAD / spread
+                self._factors = {layer: _SPREAD / spread}
 
         with _hooked(_layers(model), note):
             yield
@@ -298,9 +298,8 @@ class _LastLayer:
     @contextlib.contextmanager
     def sharpened(self) -> Iterator[None]:
         """Scale its outputs by the same factor in every call inside."""
-        factor = self._factor
-        layers = [] if self._layer is None else [self._layer]
-        with _hooked(layers, lambda layer, _, output: output * factor):
+        factors = self._factors
+        with _hooked(list(factors), lambda layer, _, output: output * factors[layer]):
             yield
 
 
