@@ -22,7 +22,7 @@ from zerofit.training.hooks import MODULE_HOOKS
 from zerofit.training.reporting import observe
 from zerofit.training.saving import stop_signal
 from zerofit.training.settings import AppliedSettings
-from zerofit.training.wrapping import Step, Steps, install_steps
+from zerofit.training.wrapping import Step, Steps, around_steps, install_steps, wrap
 
 _FOLDER = Path(zerofit.training.__file__).parent
 
@@ -149,3 +149,29 @@ def test_the_first_step_is_called_first_and_returns_last() -> None:
 def test_a_wrapper_of_a_method_without_its_step_is_refused() -> None:
     with pytest.raises(AssertionError, match="load"):
         install_steps({"save": (_saying("first", "save", "load"),)}, _Saver, settings(), quiet())
+
+
+class _Preparing:
+    def prepare_optimizer(self, optimizer: Any) -> Any:
+        return optimizer
+
+
+@pytest.mark.parametrize(
+    ("only", "calls"), [({}, ["before", "step"]), ({"only": lambda *_: False}, ["step"])]
+)
+def test_the_step_of_an_optimizer_is_replaced_once_however_often_it_is_prepared(
+    only: dict[str, Any], calls: list[str]
+) -> None:
+    done: list[str] = []
+
+    def around(accelerator: Any, prepared: Any, original: Any) -> None:
+        done.append("before")
+        original()
+
+    owner: Any = type("Accelerator", (_Preparing,), {})
+    wrap(owner, "prepare_optimizer", around_steps("_zerofit_test", around, **only))
+    optimizer = SimpleNamespace(step=lambda: done.append("step"))
+    for _ in range(2):
+        assert owner().prepare_optimizer(optimizer) is optimizer
+    optimizer.step()
+    assert done == calls

@@ -15,14 +15,17 @@ from zerofit.core.plan import Origin, Reason
     ("m", "origin", "rows"),
     [(8, Origin.PLANNER, None), (8, Origin.FLAG, 16), (4, Origin.PLANNER, 8), (None, Origin.PLANNER, None)],
 )
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_what_the_plan_leaves_whole_is_not_split_and_rows_are_not_samples(
-    m: int | None, origin: Origin, rows: int | None
+    num_ranks: int, m: int | None, origin: Origin, rows: int | None
 ) -> None:
     """A batch of 8 samples is one of 16 rows at the model, where a collator makes pairs."""
     wanted = settings(micro_batch_size=m)
     pairs = replace(LOOP, micro_batch_size=8, gradient_accumulation_steps=1, rows_per_sample=2)
     chosen = (Reason(field="micro_batch_size", value="", origin=origin, why=""),)
-    assert replace(wanted, plan=replace(wanted.plan, capture=pairs, reasons=chosen)).most_rows == rows
+    ranks = replace(wanted.plan.topology, world_size=num_ranks)
+    plan = replace(wanted.plan, capture=pairs, reasons=chosen, topology=ranks)
+    assert replace(wanted, plan=plan).most_rows == rows
 
 
 @pytest.mark.parametrize(

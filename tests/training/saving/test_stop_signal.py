@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from zerofit.training.saving import stop_signal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_ranks_ask_after_as_many_steps_as_a_second_takes(tmp_path: Path) -> None:
@@ -25,3 +28,13 @@ def test_ranks_ask_after_as_many_steps_as_a_second_takes(tmp_path: Path) -> None
     assert stop.next_step == asked
     assert stop.agrees(asked) is True
     assert stop.is_agreed
+
+
+def test_steps_that_take_no_time_on_a_coarse_clock_are_a_thousand_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    stop = stop_signal._Stop(tmp_path)
+    for step in (1, 2):
+        assert stop.agrees(step) is False
+    assert stop.next_step == 1002

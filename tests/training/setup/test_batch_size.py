@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from accelerators import settings
 from refusals import refusal
+from torch.utils.data import DataLoader
 
 from zerofit.core.plan import Origin, Reason
-from zerofit.training.setup.batch_size import check_batch
+from zerofit.training.setup.batch_size import batch_sizes, check_batch
 
 
 def check(b: int | None, a: int, n: int, wanted: dict[str, int | None]) -> None:
@@ -98,3 +100,12 @@ def test_a_flag_is_named_where_it_was_typed() -> None:
     refused = refusal(check_batch, chosen, batch_size=4, accumulation=1, num_ranks=1)
     assert refused.found == "4 samples on each rank, and --micro-batch-size 8"
     assert refused.fix == "set --micro-batch-size to 4 or less, or give the script a larger batch size"
+
+
+@pytest.mark.parametrize(("splits", "sizes"), [(True, [4, 1]), (False, [8, 1])])
+def test_a_batch_that_accelerate_splits_over_the_ranks_counts_by_the_part_of_one(
+    splits: bool, sizes: list[int]
+) -> None:
+    own = SimpleNamespace(split_batches=splits, num_processes=2)
+    loaders = (DataLoader(range(16), batch_size=8), DataLoader(range(16), batch_size=1), None)
+    assert batch_sizes(own, loaders, settings(), shuffled=False) == sizes

@@ -137,6 +137,17 @@ def test_a_teacher_stays_as_it_is() -> None:
     assert any("lora" in name for name, _ in prepared[0].named_parameters())
 
 
+@pytest.mark.parametrize(("by_script", "only_evaluates"), [(True, True), (False, False), (False, True)])
+def test_a_model_that_only_evaluates_or_that_a_trainer_prepares_stays_as_it_is(
+    by_script: bool, only_evaluates: bool
+) -> None:
+    """A Trainer's model has got its changes before."""
+    own = accelerator(freeze=("all-but-head",))
+    own._zerofit_by_script = by_script
+    model = own.prepare_model(bert(), evaluation_mode=only_evaluates)
+    assert all(one.requires_grad for one in model.parameters())
+
+
 @pytest.mark.parametrize(
     "wanted", [{"lora": Lora(rank=2)}, {"freeze": ("embeddings",)}, {"attention": "eager"}]
 )

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import hooked
+from accelerators import hooked, settings, wrap_all
 from grouped_optimizers import VOCABULARY, WIDTH, groups, model
 from refusals import refusal
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, SequentialLR
 
-from zerofit.core.strategy import OptimizerName
+from zerofit.core.strategy import OptimizerName, ZeroStage
+from zerofit.training.changes import Changes
 from zerofit.training.setup import optimizer_swap
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -332,3 +333,18 @@ def test_hooks_around_the_scripts_steps_stay(name: OptimizerName) -> None:
     old.register_step_post_hook(lambda *_: calls.append("after"))
     step(net, optimizer_swap.swap(old, name, modules=net.modules()))
     assert calls == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(torch.optim.Adagrad, "warning[zero-rebuilds-adagrad]"), (torch.optim.AdamW, "")]
+)
+def test_an_optimizer_that_zero_changes_is_warned_of_when_it_is_prepared(
+    kind: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checks before the launch may not have found it in the source."""
+    owner = type("Accelerator", (), {"prepare": lambda self, *objects: objects})
+    wanted = settings(uses_deepspeed=True, zero_stage=ZeroStage.GRADIENTS)
+    wrap_all(owner, optimizer_swap.check_wrappers(owner, wanted, Changes(announce=True)))
+    optimizer = kind(model().parameters())
+    assert owner().prepare(optimizer) == (optimizer,)
+    assert capsys.readouterr().err.partition(":")[0] == said

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from accelerators import quiet, settings, wrap_all
 
 from zerofit.core.strategy import OptimizerName
+from zerofit.training.setup import trainer_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,3 +113,48 @@ def test_an_optimizer_class_that_the_script_names_is_swapped(train: Callable[...
         "the optimizer is torch's SGD; the script's optimizer_cls_and_kwargs make torch's AdamW"
         in found.changes.lines
     )
+
+
+class _Trainer:
+    """What DeepSpeed's setup leaves of a Trainer: neither the script's optimizer nor its scheduler."""
+
+    is_deepspeed_enabled = True
+
+    def __init__(self, optimizer: Any, lr_scheduler: Any) -> None:
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.args = SimpleNamespace(optim="adamw_torch")
+
+    def train(self, own: str | None = None) -> str:
+        self.optimizer = self.lr_scheduler = None
+        self.create_optimizer()
+        self.lr_scheduler = own
+        return self.create_scheduler()
+
+    def create_optimizer(self) -> None:
+        self.optimizer = self.optimizer or "Trainer's"
+
+    def create_scheduler(self) -> str:
+        self.lr_scheduler = self.lr_scheduler or "Trainer's"
+        return self.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "steps"),
+    [
+        ("the script's", None, "the script's"),
+        ("the script's", "a subclass's", "a subclass's"),
+        (None, None, "Trainer's"),
+        (None, "a subclass's", "a subclass's"),
+    ],
+)
+def test_under_deepspeed_the_scheduler_that_the_script_gives_steps_unless_there_is_another(
+    given: str | None, own: str | None, steps: str
+) -> None:
+    import torch
+
+    kind = type("Trainer", (_Trainer,), {})
+    wrap_all(kind, trainer_optimizer.trainer_wrappers(kind, settings(uses_deepspeed=True), quiet()))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    trainer = kind(optimizer, given)
+    assert trainer.train(own) == steps
+    assert trainer.optimizer is optimizer

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from accelerators import quiet, settings
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from zerofit.training.step import schedulers
@@ -58,3 +60,26 @@ def test_a_scheduler_that_is_not_prepared_sets_the_rate_of_the_optimizer_that_st
     schedulers.lead_to_live_optimizers([SimpleNamespace(optimizer=SimpleNamespace(optimizer=live))])
     assert scheduler.optimizer is live
     assert other.optimizer is not live
+
+
+def test_a_momentum_is_cycled_through_deepspeeds_optimizer() -> None:
+    """OneCycleLR looks into the defaults of the optimizer that it is given."""
+
+    class Prepared:
+        def __init__(self, own: Any) -> None:
+            self.optimizer = own
+
+    module: Any = SimpleNamespace(DeepSpeedOptimizer=Prepared)
+    schedulers.install(module, settings(), quiet())
+    own, other = optimizer(), {"lr": 0.5}
+    prepared: Any = Prepared(own)
+    assert prepared.defaults["betas"] == (0.9, 0.999)
+    prepared.defaults = other
+    assert own.defaults is other
+
+
+def test_a_release_whose_optimizers_have_defaults_keeps_its_own() -> None:
+    kind: Any = type("DeepSpeedOptimizer", (), {"defaults": {"lr": 0.25}})
+    module: Any = SimpleNamespace(DeepSpeedOptimizer=kind)
+    schedulers.install(module, settings(), quiet())
+    assert kind.defaults == {"lr": 0.25}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from trainer_training import SPLIT, TOKENS
 from window_trainings import KINDS, SAME, distance
 
-from zerofit.training.step.trainer_loss import _probed_loss
+from zerofit.training.step import trainer_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +72,6 @@ def test_whether_a_model_ignores_the_items_is_asked_with_no_more_samples_than_a_
 
 
 def test_asking_it_calls_no_train_and_no_eval_of_the_modules(train: Callable[..., Trained]) -> None:
-    import torch
-
     calls = []
 
     class Merging(torch.nn.Dropout):
@@ -92,8 +92,6 @@ def test_asking_it_calls_no_train_and_no_eval_of_the_modules(train: Callable[...
 
 def test_asking_it_compiles_nothing() -> None:
     """A large model takes minutes to compile, and would once more for its training."""
-    import torch
-
     graphs = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -110,7 +108,47 @@ def test_asking_it_compiles_nothing() -> None:
 
     model = torch.compile(Model(), backend=backend)
     rows = torch.ones(2, 4)
-    asked = _probed_loss(model, {"rows": rows})
+    asked = trainer_loss._probed_loss(model, {"rows": rows})
     assert graphs == []
     assert asked == pytest.approx(float(model(rows)["loss"].detach()))
     assert len(graphs) == 1
+
+
+class _Model(torch.nn.Module):
+    """Divides its loss by the labels of a step, as many as there are but one at least; or ignores them."""
+
+    def __init__(self, *, ignores: bool) -> None:
+        super().__init__()
+        self.weight, self.ignores = torch.nn.Parameter(torch.ones(1)), ignores
+
+    def forward(self, losses: Any, num_items_in_batch: int) -> dict[str, Any]:
+        loss = (self.weight * losses).sum()
+        return {"loss": loss if self.ignores else loss / max(num_items_in_batch, 1)}
+
+
+def _ignores(trainer: Any, model: Any, *losses: float, num_items: int) -> bool:
+    inputs = {"losses": torch.tensor(losses)}
+    return trainer_loss._ignores_num_items(trainer, model, inputs, num_items, at_most=None)
+
+
+def _trainer() -> Any:
+    accelerator = SimpleNamespace(gather=lambda answers: answers)
+    return SimpleNamespace(accelerator=accelerator, args=SimpleNamespace(device="cpu"))
+
+
+@pytest.mark.parametrize("ignores", [True, False])
+@pytest.mark.parametrize("num_items", [1, 2, 100])
+def test_whether_a_model_ignores_the_items_is_seen_however_few_there_are(
+    ignores: bool, num_items: int
+) -> None:
+    assert _ignores(_trainer(), _Model(ignores=ignores), 1.0, 2.0, num_items=num_items) is ignores
+
+
+@pytest.mark.parametrize("ignores", [True, False])
+@pytest.mark.parametrize("unclear", [0.0, float("nan"), float("inf")])
+def test_a_batch_whose_loss_tells_nothing_leaves_the_question_to_the_next(
+    unclear: float, ignores: bool
+) -> None:
+    trainer, model = _trainer(), _Model(ignores=ignores)
+    assert _ignores(trainer, model, unclear, num_items=4) is False
+    assert _ignores(trainer, model, 1.0, num_items=4) is ignores

@@ -143,7 +143,7 @@ def test_a_parameter_without_elements_is_refused_under_zero3() -> None:
     partitioned_models.refuse_empty_parameters([model])
     model.registers = torch.nn.Parameter(torch.zeros(0, 2))
     with pytest.raises(UserError, match=r"empty-parameter-under-zero3(.|\n)*registers of shape \(0, 2\)"):
-        partitioned_models.refuse_empty_parameters([model, None])
+        partitioned_models.refuse_empty_parameters([None, model, None])
 
 
 def test_models_with_a_parameters_of_their_own_are_refused_if_it_takes_no_recurse() -> None:
@@ -153,4 +153,4 @@ def test_models_with_a_parameters_of_their_own_are_refused_if_it_takes_no_recurs
 
     partitioned_models.refuse_own_parameters([torch.nn.Linear(2, 2), None])
     with pytest.raises(UserError, match=r"own-parameters-under-zero(.|\n)*Narrow.parameters\(\)"):
-        partitioned_models.refuse_own_parameters([Narrow(2, 2)])
+        partitioned_models.refuse_own_parameters([None, torch.nn.Linear(2, 2), Narrow(2, 2)])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from grouped_results import GroupedResults
 from runs import run_on_ranks
+
+from zerofit.training.setup.deepspeed.sequence_shards import Shards
 
 _RANKS = Path(__file__).parents[3] / "support" / "ranks_of_shards.py"
 _BATCHES = ("even", "odd", "right", "left", "packed", "packed odd", "restarting", "no labels", "checkpointed")
@@ -62,3 +66,23 @@ def test_gradients_are_clipped_by_the_norm_of_one_copy_of_the_model(
     results: dict[str, dict[str, Any]],
 ) -> None:
     assert results[_ALWAYS]["clipped norm"] == pytest.approx(5)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("vocabulary", [16, 50_257])
+def test_a_model_is_tried_with_samples_that_differ(num_ranks: int, vocabulary: int) -> None:
+    """A model that mixes up its samples would go unnoticed with equal ones."""
+    asked = []
+
+    def run(**inputs: Any) -> dict[str, Any]:
+        asked.append(inputs["input_ids"])
+        return {"logits": torch.nn.functional.one_hot(inputs["input_ids"], vocabulary).float(), "loss": 1.0}
+
+    shards = object.__new__(Shards)
+    shards._model, shards._size = torch.nn.Linear(1, 1), num_ranks
+    shards._config = SimpleNamespace(vocab_size=vocabulary)
+    shards.forward = lambda run, inputs: run(**inputs)  # type: ignore[method-assign]
+    shards.check(run)
+    first, second = asked[0]
+    assert (first != second).all()
+    assert asked[0].max() < vocabulary

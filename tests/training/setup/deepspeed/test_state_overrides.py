@@ -70,3 +70,12 @@ def test_a_plateau_scheduler_follows_too() -> None:
 def test_groups_stay_where_nothing_is_told(name: OptimizerName) -> None:
     _, optimizer, _ = split(name)
     assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("package", ["apex", "torch_optimizer"])
+def test_a_field_of_that_name_in_another_librarys_optimizer_is_left_alone(package: str) -> None:
+    kind = type("Managed", (torch.optim.SGD,), {"__module__": f"{package}.optim", "mng": object()})
+    optimizer = kind(groups(model()), lr=0.01)
+    before = [list(map(id, group["params"])) for group in optimizer.param_groups]
+    state_overrides.keep_overrides([optimizer], quiet())
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == before

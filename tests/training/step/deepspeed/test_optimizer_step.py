@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import quiet
+from accelerators import quiet, settings, wrap_all
 from refusals import refusal
 
+from zerofit.training.step import backward as backward_step
 from zerofit.training.step.deepspeed import optimizer_step
 from zerofit.training.step.deepspeed.optimizer_step import Window
 
@@ -198,6 +199,8 @@ def test_a_clipped_step_without_a_norm_is_skipped_and_may_be_dropped(
         ("forward backward clip forward", True, "script-clips-between-steps"),
         ("forward backward clip zero", True, "script-drops-a-clipped-step"),
         ("forward backward step", False, "step-seen-too-late"),
+        ("forward backward close", True, "optimizer-never-steps"),
+        ("forward own-backward close", True, "optimizer-never-steps"),
         ("forward backward forward backward close", True, "optimizer-never-steps"),
         (8 * "zero forward backward " + "zero", True, "optimizer-never-steps"),
     ],
@@ -228,3 +231,71 @@ def test_another_norm_is_noted(norm_type: Any, words: str | None) -> None:
     window = Window(Engine(), SimpleNamespace(sync_gradients=True), changes, settle=lambda _: None)
     window.clip(0.5, norm_type=norm_type)
     assert [line.split(", ")[-1] for line in changes.lines] == ([words] if words else [])
+
+
+class PreparedEngine(Engine):
+    """An engine without ZeRO, whose backward passes are written down, too."""
+
+    _running_engine_backward = False
+    is_boundary = False
+
+    def set_gradient_accumulation_boundary(self, *, is_boundary: bool) -> None:
+        self.is_boundary = is_boundary
+
+    def backward(self, loss: float, *, scale_wrt_gas: bool) -> None:
+        self.done.append(f"{loss:g}{'!' if self.is_boundary else ''}")
+
+    def _backward_prologue(self) -> None:
+        pass
+
+    def register_forward_pre_hook(self, hook: Any) -> None:
+        pass
+
+    def fp16_enabled(self) -> bool:
+        return False
+
+    zero_optimization = fp16_enabled
+
+
+class Accelerator:
+    """What is asked of accelerate's after prepare()."""
+
+    gradient_accumulation_steps = 2
+    _schedulers = ()
+
+    def __init__(self, *, by_script: bool = True, is_last: bool = True) -> None:
+        self.engine = PreparedEngine()
+        self.optimizer = SimpleNamespace(optimizer=self.engine.optimizer, step=lambda: None)
+        self._models, self._optimizers = [self.engine], [self.optimizer]
+        self.deepspeed_engine_wrapped = SimpleNamespace(engine=self.engine)
+        self._zerofit_by_script, self.sync_gradients = by_script, is_last
+        self.gradient_state = SimpleNamespace(sync_gradients=is_last)
+
+    def backward(self, loss: float) -> None:
+        raise AssertionError("accelerate's own, which steps")
+
+
+def test_a_prepared_engine_steps_where_the_script_steps() -> None:
+    own = Accelerator()
+    optimizer_step.watch(own, [], quiet())
+    own.engine._backward_prologue()  # of the script's own loss.backward()
+    assert own.engine.done == []
+    own.optimizer.step()
+    assert own.engine.done == ["reduce", "step"]
+
+
+@pytest.mark.parametrize(
+    ("by_script", "is_last", "done"),
+    [(True, True, []), (True, False, ["0.5"]), (False, True, ["0.5!"]), (False, False, ["0.5"])],
+)
+def test_only_the_last_pass_of_a_scripts_own_window_waits_for_its_step(
+    by_script: bool, is_last: bool, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Trainer's loop clips and steps right after its pass."""
+    monkeypatch.setattr(optimizer_step, "script_steps", lambda: True)
+    kind = type("Accelerator", (Accelerator,), {})
+    wrap_all(kind, backward_step.wrappers(kind, settings(uses_deepspeed=True), quiet()))
+    own = kind(by_script=by_script, is_last=is_last)
+    optimizer_step.watch(own, [], quiet())
+    own.backward(1.0)
+    assert own.engine.done == done

@@ -45,7 +45,14 @@ def _position(weight: Any) -> None:
     torch.arange(8)[weight.shape[0] + 8]
 
 
-@pytest.mark.parametrize("works_with", [_average, _norm, _position])
+def _average_in_lines(weight: Any) -> None:
+    torch.ones(4, 4).lerp_(
+        weight.detach(),
+        0.1,
+    )
+
+
+@pytest.mark.parametrize("works_with", [_average, _norm, _position, _average_in_lines])
 def test_a_failure_beside_a_sharded_weight_is_named(works_with: Callable[[Any], None]) -> None:
     error = _error_of(lambda: works_with(_weight(_Status.NOT_AVAILABLE)))
     named = sharded_weight_error(error)
