@@ -1,8 +1,8 @@
-"""Predict the published times of training steps, by closed forms: no torch, no trace, no GPU.
+"""Predict the published times of training steps, over the traces that plans use. It needs no GPU.
 
 Prints each step with its prediction, then the errors by strategy, and writes them to
-measured/published_steps.json. A step by which a rate of rates.toml was chosen is shown and not
-counted, but where another source gives the same rate.
+measured/published_steps.json where all were predicted. A step by which a rate of rates.toml was chosen is
+shown and not counted, but where another source gives the same rate.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 from dataclasses import replace
 from functools import cache
@@ -18,21 +19,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerofit.core.allocation_log import AllocationLog, TraceRequest
 from zerofit.core.estimates import StepTime
-from zerofit.core.facts import Machine, Versions
+from zerofit.core.facts import Machine, Versions, Workload
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Lora, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.machine.rates import catalog_rates
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
+from zerofit.models.trace.cache import default_cache_folder
+from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.training_estimator import trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OUT = Path(__file__).parent / "measured" / "published_steps.json"
+CACHE = default_cache_folder(os.environ, Path.home())
 _VERSIONS = Versions(python="3.11", zerofit="0")
 
 
@@ -64,7 +70,7 @@ def time_of(
     task: Task | None = None,
     lora: Lora | None = None,
 ) -> StepTime:
-    """Return the time of a step, the log being what the strategy's engine and precision make of it."""
+    """Return the time of a step by closed forms, of what the strategy's engine and precision make of it."""
     precision = strategy.precision or Precision.FP32
     is_half = precision is not Precision.FP32
     keeps_half = is_half and (strategy.engine is Engine.DEEPSPEED or lora is not None)
@@ -103,7 +109,13 @@ class PublishedStep(NamedTuple):
     rank: int = 0
     """Of LoRA; 0 without."""
     targets: tuple[str, ...] = ()
-    """Modules that LoRA adapts; empty for all linear layers."""
+    """Modules that LoRA adapts."""
+    saved: tuple[str, ...] = ()
+    """Modules that train whole beside the adapters."""
+    weights: Precision = Precision.FP32
+    """Format that the script loaded the weights in."""
+    adapters: Precision | None = None
+    """Format of LoRA's adapters and of what trains beside them, where it is not today's."""
     decided: str = ""
     """The rate that no other source decides; empty where the prediction owes it nothing."""
     not_known: str = ""
@@ -161,15 +173,39 @@ def _titan(name: str, tokens_per_s: float, nodes: int, *, is_compiled: bool) -> 
     )
 
 
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ALL_LINEAR = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
+
+
 def _qwen(
-    seconds: float, size: str, length: int, *, rank: int = 0, gpus: int = 1, decided: str = "", **more: object
+    seconds: float,
+    size: str,
+    length: int,
+    *,
+    rank: int = 0,
+    saves: bool = False,
+    gpus: int = 1,
+    decided: str = "",
+    **more: object,
 ) -> PublishedStep:
     # https://github.com/QwenLM/Qwen/blob/2df8e8ac450f/README.md, "Profiling of Memory and Speed"
-    name = f"qwen-{size} {'lora' if rank else 'full'} {length}"
+    name = f"qwen-{size} {'lora' if rank else 'full'} {length}{', embeddings' if saves else ''}"
     strategy = _strategy(1, 8, _BF16, gradient_checkpointing=True, **more)
     gpu = "A100-80G"
     return PublishedStep(
-        name, _QWEN, seconds, f"qwen-{size}", gpu, length, strategy, gpus, rank=rank, decided=decided
+        name,
+        _QWEN,
+        seconds,
+        f"qwen-{size}",
+        gpu,
+        length,
+        strategy,
+        gpus,
+        rank=rank,
+        targets=_ALL_LINEAR if rank else (),
+        saved=("embed_tokens", "lm_head") if saves else (),
+        adapters=_BF16 if rank else None,  # as peft made them before 0.11
+        decided=decided,
     )
 
 
@@ -181,15 +217,17 @@ def _offloaded(
     return PublishedStep(name, source, seconds, model, gpu, 512, strategy, gpus, not_known=unknown)
 
 
-def _fms(micro: int, train_runtime: float) -> PublishedStep:
-    # 100 steps of Mistral-7B on one A100, transformers 4.48.1.
+def _fms(
+    micro: int, train_runtime: float, *, model: str = "mistral-7b-v0.1", trains: str = "lora", **more: object
+) -> PublishedStep:
+    # 100 steps on one A100 with flash attention 2, transformers 4.48.1; Liger's with 4.45.2.
     # https://github.com/foundation-model-stack/fms-acceleration/blob/876e2ed6fc4e/scripts/benchmarks/refs/a100_80gb.csv
-    strategy = _strategy(micro, 1, _BF16, gradient_checkpointing=True)
-    name, seconds = f"mistral-7b lora batch {micro}", train_runtime / 100
-    targets = ("q_proj", "k_proj", "v_proj", "o_proj")
-    return PublishedStep(
-        name, _FMS, seconds, "mistral-7b-v0.1", "A100-80G", 4096, strategy, rank=16, targets=targets
-    )
+    # and a100_80gb_liger.csv
+    attention = "flash_attention_2"
+    strategy = _strategy(micro, 1, _BF16, gradient_checkpointing=True, attention=attention, **more)
+    name, seconds = f"{model.removesuffix('-v0.1')} {trains} batch {micro}", train_runtime / 100
+    adapters: dict[str, Any] = {} if trains.startswith("full") else {"rank": 16, "targets": _ATTENTION}
+    return PublishedStep(name, _FMS, seconds, model, "A100-80G", 4096, strategy, weights=_BF16, **adapters)
 
 
 def _mixtral(micro: int, train_runtime: float) -> PublishedStep:
@@ -214,7 +252,7 @@ _ZENFLOW = "ZenFlow, announcement (2025)"
 _CORES = "DeepSpeed, pull request 7474"
 """Qwen2.5-3B on two A100 of 40 GB and 128 cores, with and without cores bound to ranks.
 https://github.com/deepspeedai/DeepSpeed/pull/7474"""
-_FMS = "fms-acceleration, benchmarks on A100 (February 2025)"
+_FMS = "fms-acceleration, benchmarks on A100 (December 2024 and February 2025)"
 _BACK = "Hugging Face and IBM, From DeepSpeed to FSDP and back again (2024)"
 """Granite-7B, of Llama 2's dimensions, under ZeRO-3 on four A100, batch 8: 3094.5 tokens/s a GPU, 10.6 s.
 https://github.com/huggingface/blog/blob/09e9aa2d9b04/deepspeed-to-fsdp-and-back.md"""
@@ -248,17 +286,30 @@ CASES = (
     _qwen(5.6, "1.8b", 8192, **_STAGE_3),
     _qwen(4.0, "7b", 256, gpus=2, decided=_HOOK, **_STAGE_3),
     _qwen(4.0, "7b", 512, gpus=2, **_STAGE_3),
+    _qwen(1.0, "1.8b", 256, rank=64, saves=True, decided=_DISPATCH),
+    _qwen(1.0, "1.8b", 512, rank=64, saves=True, decided=_DISPATCH),
     _qwen(1.1, "1.8b", 1024, rank=64, decided=_DISPATCH),
+    _qwen(1.1, "1.8b", 1024, rank=64, saves=True, decided=_DISPATCH),
+    _qwen(3.4, "1.8b", 4096, rank=64, saves=True),
     _qwen(6.8, "1.8b", 8192, rank=64),
-    _qwen(1.5, "7b", 512, rank=64),
+    _qwen(1.4, "7b", 256, rank=64, saves=True, decided=_DISPATCH),
+    _qwen(1.5, "7b", 512, rank=64, decided=_DISPATCH),
+    _qwen(1.6, "7b", 512, rank=64, saves=True, decided=_DISPATCH),
+    _qwen(2.9, "7b", 1024, rank=64, saves=True),
     _qwen(5.2, "7b", 2048, rank=64),
     _qwen(21.3, "7b", 8192, rank=64),
-    _qwen(1.6, "14b", 256, rank=64),
+    _qwen(1.6, "14b", 256, rank=64, decided=_DISPATCH),
+    _qwen(1.7, "14b", 256, rank=64, saves=True, decided=_DISPATCH),
+    _qwen(2.4, "14b", 512, rank=64),
     _qwen(4.4, "14b", 1024, rank=64),
     _qwen(17.0, "14b", 4096, rank=64),
     _qwen(36.0, "14b", 8192, rank=64),
     _fms(4, 492.8771),
     _fms(8, 977.0384),
+    _fms(4, 535, trains="full"),
+    _fms(8, 1043, trains="full"),
+    _fms(8, 961.3168, model="llama-3-8b", trains="full, Liger", liger=True),
+    _fms(8, 844.8273, model="llama-3-8b", trains="lora, Liger", liger=True),
     _mixtral(2, 521.3771),
     _mixtral(4, 893.1647),
     PublishedStep(
@@ -291,38 +342,49 @@ CASES = (
 
 
 def estimated(case: PublishedStep) -> StepTime:
-    """Return the estimate of a published step."""
+    """Return the estimate of a published step, over the trace that a plan would use."""
     is_bert = case.model.startswith("bert")
-    return time_of(
-        case.model,
-        case.strategy,
-        machine_of(case.gpu, case.gpus, node_bytes_per_s=400e9),
-        sequence_length=case.length,
-        num_nodes=case.nodes,
-        attention="eager" if is_bert else None,
-        task=Task.SEQUENCE_CLASSIFICATION if is_bert else None,
-        lora=Lora(rank=case.rank, target_modules=case.targets) if case.rank else None,
+    lora = None
+    if case.rank:
+        lora = Lora(rank=case.rank, target_modules=case.targets, modules_to_save=case.saved)
+    attention = "eager" if is_bert else case.strategy.attention
+    strategy = replace(case.strategy, lora=lora, attention=attention)
+    machine = machine_of(case.gpu, case.gpus, node_bytes_per_s=400e9)
+    workload = Workload(sequence_length=case.length, is_padded=False)
+    source = probe_model(case.model, task=Task.SEQUENCE_CLASSIFICATION if is_bert else None)
+    request = trace_request_for(strategy, workload, machine.gpus[0], use=ModelUse(weights=case.weights))
+    if case.adapters is not None:
+        request = replace(request, adapters=case.adapters, saved_modules=case.adapters)
+    trace = trace_model(source, request, cache_folder=CACHE)
+    setup = Setup(
+        log=trace.log_for(strategy.micro_batch_size or 1),
+        strategy=strategy,
+        topology=Topology(num_nodes=case.nodes, world_size=case.nodes * case.gpus),
+        versions=_VERSIONS,
     )
+    found = estimate_step_time(setup, machine=machine, rates=catalog_rates())
+    assert found is not None
+    return found
 
 
-def results() -> dict[str, Any]:
-    """Return every step with its prediction, and the errors by strategy."""
-    rows = []
-    for case in CASES:
-        estimate = estimated(case)
-        rows.append(
-            {
-                "id": case.name,
-                "source": case.source,
-                "kind": case.kind,
-                "decided": case.decided,
-                "not_known": case.not_known,
-                "measured_s": round(case.seconds, 3),
-                "predicted_s": round(estimate.seconds, 3),
-                "error": round(estimate.seconds / case.seconds - 1, 4),
-                "uncertainty": estimate.uncertainty,
-            }
-        )
+def row_of(case: PublishedStep) -> dict[str, Any]:
+    """Return a step with its prediction."""
+    estimate = estimated(case)
+    return {
+        "id": case.name,
+        "source": case.source,
+        "kind": case.kind,
+        "decided": case.decided,
+        "not_known": case.not_known,
+        "measured_s": round(case.seconds, 3),
+        "predicted_s": round(estimate.seconds, 3),
+        "error": round(estimate.seconds / case.seconds - 1, 4),
+        "uncertainty": estimate.uncertainty,
+    }
+
+
+def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the errors by strategy."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if not row["decided"]:
@@ -334,7 +396,7 @@ def results() -> dict[str, Any]:
         errors = [row["error"] for row in groups[name]]
         within = [abs(1 / (1 + row["error"]) - 1) <= row["uncertainty"] for row in groups[name]]
         summary[name] = errors_of(errors, within)
-    return {"summary": summary, "cases": rows}
+    return summary
 
 
 def errors_of(errors: Sequence[float], within: Sequence[bool]) -> dict[str, Any]:
@@ -357,21 +419,31 @@ def errors_of(errors: Sequence[float], within: Sequence[bool]) -> dict[str, Any]
 
 
 def main() -> None:
-    """Predict all steps and write them down."""
+    """Predict the named steps, or all, and write them down."""
     keep_lines = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
+    parser.add_argument("names", nargs="*", metavar="ID", help="steps; default: all")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name}")
-    out = parser.parse_args().out
-    found = results()
-    for row in found["cases"]:
-        left_out = f"   decided the rate of {row['decided']}" if row["decided"] else ""
-        unknown = f"   not known: {row['not_known']}" if row["not_known"] else ""
-        print(
-            f"{row['id']:28} {row['measured_s']:8.3f} s  {row['predicted_s']:8.3f} s  "
-            f"{row['error']:+7.1%}{left_out}{unknown}"
-        )
-    print(json.dumps(found["summary"], indent=2))
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    arguments = parser.parse_args()
+    rows = []
+    for case in CASES:
+        if not arguments.names or case.name in arguments.names:
+            rows.append(row_of(case))
+            print(_line(rows[-1]), flush=True)
+    summary = summary_of(rows)
+    print(json.dumps(summary, indent=2))
+    if not arguments.names:
+        text = json.dumps({"summary": summary, "cases": rows}, indent=1) + "\n"
+        arguments.out.write_text(text, encoding="utf-8")
+
+
+def _line(row: dict[str, Any]) -> str:
+    left_out = f"   decided the rate of {row['decided']}" if row["decided"] else ""
+    unknown = f"   not known: {row['not_known']}" if row["not_known"] else ""
+    return (
+        f"{row['id']:32} {row['measured_s']:8.3f} s  {row['predicted_s']:8.3f} s  "
+        f"{row['error']:+7.1%}{left_out}{unknown}"
+    )
 
 
 if __name__ == "__main__":

@@ -74,10 +74,10 @@ _ERRORS = {
 _STEPS_HEAD = """
 ## Times of steps
 
-Times of an optimizer step that others published, predicted by closed forms (`make bench-published`). A step
-by which a rate of [rates.toml](../../zerofit/catalog/rates.toml) was chosen is listed and not counted.
-A model keeps 0.73 of the rate of the best shapes: on A100 as torchtitan's runs on H100 say, and on H100 as
-Qwen's on A100.
+Times of an optimizer step that others published, predicted over the traces that plans use
+(`make bench-published`). A step by which a rate of [rates.toml](../../zerofit/catalog/rates.toml) was chosen
+is listed and not counted. A model keeps 0.73 of the rate of the best shapes: on A100 as torchtitan's runs on
+H100 say, and on H100 as Qwen's on A100.
 """
 
 

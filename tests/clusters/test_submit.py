@@ -97,7 +97,7 @@ def test_a_model_that_is_named_is_planned_without_running_the_script(same_folder
     )
     run = _submit_here(same_folder, *words, "--global-batch-size", "64", "never.py").check()
     assert run.stderr.splitlines() == [
-        "what fits: ZeRO-1, batch 8 x 1: 7.0 GiB ±20%, 26 ms ±50% a step; trains all weights",
+        "what fits: DDP, fused AdamW, batch 8 x 1: 10.3 GiB ±20%, 21 ms ±50% a step; trains all weights",
         "chosen by closed forms, and a trace may choose another: leave out --fast for that",
         "zerofit: whether never.py can resume from a checkpoint is unknown: it was not run here, and its "
         "source does not show what trains; a plan of the script, without --model, would tell. Its run is not "

@@ -52,7 +52,7 @@ _RUN = [
     *((script, "--help") for script in _SCRIPTS),
     ("benchmarks/published.py", "hf-bertL-adafactor-all"),
     ("benchmarks/side_by_side.py", "hf-bertL-adafactor-all"),
-    ("benchmarks/published_steps.py", "--out", "OUT/published_steps.json"),
+    ("benchmarks/published_steps.py", "bert vanilla"),
     ("benchmarks/published_fsdp_steps.py", "--out", "OUT/published_fsdp_steps.json"),
     ("benchmarks/ladder.py", "--out", "OUT/ladder.json"),
     ("benchmarks/fuzz_check.py", "--documents", "5", "--out", "OUT/fuzz_check.json"),

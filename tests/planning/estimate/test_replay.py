@@ -70,6 +70,28 @@ def test_a_run_gets_through_with_less_than_it_would_reserve() -> None:
     assert max(peak.reserved_bytes for peak in played.peaks) == 70 * MIB
 
 
+def test_within_a_limit_the_most_live_tensors_are_described() -> None:
+    tape = Tape()
+    tape.begin(RunPhase.FORWARD)
+    for block in [tape.allocate(20 * MIB, "activations") for _ in range(2)]:
+        tape.free(block)
+    tape.allocate(42 * MIB, "weights")  # 82 MiB are reserved, of which 40 are cached
+    tape.allocate(22 * MIB, "outputs")  # the cached ones are freed for it
+    weights, outputs = ("weights", 42 * MIB), ("outputs", 22 * MIB)
+    assert replay(tape, capacity=84 * MIB).peaks == (_peak(RunPhase.FORWARD, weights, outputs, reserved=82),)
+
+
+def test_without_a_limit_the_moment_with_most_reserved_is_described() -> None:
+    tape = Tape()
+    tape.begin(RunPhase.FORWARD)
+    for block in [tape.allocate(20 * MIB, "activations") for _ in range(3)]:
+        tape.free(block)
+    tape.allocate(22 * MIB, "outputs")  # finds no block that is large enough
+    activations, outputs = ("activations", 60 * MIB), ("outputs", 22 * MIB)
+    assert replay(tape).peaks == (_peak(RunPhase.FORWARD, outputs, reserved=82),)
+    assert replay(tape, capacity=82 * MIB).peaks == (_peak(RunPhase.FORWARD, activations, reserved=82),)
+
+
 def test_an_emptied_cache_is_not_reserved_any_more() -> None:
     tape = Tape()
     tape.begin(RunPhase.LOAD)

@@ -114,7 +114,7 @@ def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | No
             precision: achieved(RateName.ATTENTION, peak) for precision, peak in peaks.items()
         },
         memory_bytes_per_s=achieved(RateName.DEVICE_MEMORY, gpu.memory_bytes_per_s),
-        dispatch_s=rates.of(RateName.DISPATCH).value,
+        dispatch_s=rates.of(RateName.DISPATCH, gpu.compute_capability, gpu=gpu.name).value,
         hook_s=rates.of(RateName.PARTITION_HOOK).value,
         gradient_hook_s=rates.of(RateName.GRADIENT_HOOK).value,
         partition_step_s=rates.of(RateName.PARTITION_STEP).value,

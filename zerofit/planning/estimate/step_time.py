@@ -364,9 +364,9 @@ def _copy_bytes_per_s(setup: Setup, speeds: Speeds) -> float:
 
 _USUAL = (
     0.3,
-    "20 published steps of BERT-large, Llama 3.1 8B and Qwen took -17 to 32 % longer than estimated over "
-    "closed-form logs, 7 % either way in the median, and 20 on an H200 -15 to 26 %; partly in-sample: some "
-    "rates were chosen by these steps",
+    "19 of 20 published steps of BERT-large, Llama, Mistral and Qwen lay within it, and took -18 to 35 % "
+    "longer than estimated, 10 % either way in the median; 20 on an H200 took -15 to 26 % longer; partly "
+    "in-sample: some rates were chosen by these steps",
 )
 SHORT_STEPS = (
     0.5,
@@ -375,8 +375,8 @@ SHORT_STEPS = (
 )
 _LORA = (
     0.4,
-    "eleven published LoRA steps took 1 to 32 % longer than estimated over closed-form logs, six on an "
-    "H200 29 % less to 24 % longer over traces; partly in-sample",
+    "21 published LoRA steps took 16 % less to 10 % longer than estimated, 6 % either way in the median, six "
+    "on an H200 29 % less to 24 % longer; partly in-sample: nine chose the CPU time of an operator",
 )
 _OFFLOADED = (
     0.5,
@@ -387,8 +387,8 @@ _PIPELINED = (0.5, "ASSUMPTION: no step of torch's pipeline stages on GPUs was c
 _LOOPED_EXPERTS = (
     1.0,
     "ASSUMPTION: before Hopper torch runs the products of experts one by one, slower than grouped products "
-    "by an unknown factor; two published LoRA steps of Mixtral, in the loop of transformers 4, took 2 % more "
-    "and 11 % less than estimated",
+    "by an unknown factor; two published LoRA steps of Mixtral, in the loop of transformers 4, took 13 and "
+    "24 % less than estimated",
 )
 """Uncertainties of the step time, and their sources."""
 _SHORT_S = 0.1

@@ -61,7 +61,11 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapePeak:
-    """One phase at its peak: the moment with most reserved, and of those with most allocated memory."""
+    """One phase at its peak: the moment with most reserved, and of those with most allocated memory.
+
+    Within a limit it is what the phase reserves at most, and its moment with most allocated: the allocator
+    frees cached blocks where it has to, so that most is reserved where little may be live.
+    """
 
     phase: RunPhase
     live: tuple[tuple[str, int], ...]
@@ -94,12 +98,14 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
     blocks = [(0, 0, 0)] * len(sizes)
     emptied = set(tape.emptied)
     moments: dict[RunPhase, tuple[int, int, int]] = {}
+    fullest: dict[RunPhase, tuple[int, int]] = {}
     ends = True
     for phase, start, stop in _spans(tape, cuts=emptied):
         if start in emptied:
             allocator.empty_cache()
         most = allocator.reserved_bytes
         largest, moment = allocator.allocated_bytes, start
+        full, full_moment = largest, moment
         try:
             for index, entry in enumerate(tape.entries[start:stop], start + 1):
                 if entry < 0:
@@ -107,6 +113,8 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
                     continue
                 block = entry - 1
                 blocks[block] = allocate(sizes[block], streams.get(block, 0) if streams else 0)
+                if allocator.allocated_bytes > full:
+                    full, full_moment = allocator.allocated_bytes, index
                 if allocator.reserved_bytes != most:
                     if allocator.reserved_bytes < most:
                         continue
@@ -116,8 +124,11 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
         except OutOfMemoryError:
             ends = False
         moments[phase] = max(moments.get(phase, (-1, -1, 0)), (most, largest, moment))
+        fullest[phase] = max(fullest.get(phase, (-1, 0)), (full, full_moment))
         if not ends:
             break
+    if capacity is not None:
+        moments = {phase: (most, *fullest[phase]) for phase, (most, _, _) in moments.items()}
     return Replay(peaks=_peaks(tape, moments), ends=ends)
 
 
