@@ -41,6 +41,7 @@ class KnownValues:
         self._torch = torch
         self._values: Any = WeakIdKeyDictionary()
         self._large: Any = WeakIdKeyDictionary()
+        self._readers: dict[Any, bool] = {}
 
     def of(self, tensor: Any) -> Any:
         """Return a tensor's values as a real tensor; None if they are unknown."""
@@ -48,6 +49,11 @@ class KnownValues:
             return tensor.constant if tensor.constant is not None else self._values.get(tensor)
         is_real = type(tensor) is self._torch.Tensor and tensor.device.type == "cpu"
         return tensor if is_real and not tensor.requires_grad else None
+
+    def _is_unknown(self, args: tuple[Any, ...]) -> bool:
+        """Return True if nothing is known of the first argument, as is so of most operators in a model."""
+        first = args[0] if args else None
+        return _is_fake(first) and self.of(first) is None and first not in self._large
 
     def forget_zeros(self, tensor: Any) -> None:
         """Forget the values of a batch's tensor that was only filled with zeros, in place of its own."""
@@ -60,6 +66,8 @@ class KnownValues:
     ) -> None:
         """Compute what an operator makes of known values, or forget the values that it overwrites."""
         if not outputs or not _is_fake(outputs[0]) or outputs[0].constant is not None:
+            return
+        if self._is_unknown(args) and not (function._schema.is_mutable or function.__name__ in _CHOICES):
             return
         if function.__name__ == "select.int" and (large := self._large.get(args[0])) is not None:
             with without_modes():
@@ -89,8 +97,10 @@ class KnownValues:
 
     def reads(self, function: Any, args: tuple[Any, ...]) -> bool:
         """Return True if what an operator returns for fake tensors depends on their values."""
-        tags = self._torch.Tag
-        is_reader = tags.dynamic_output_shape in function.tags or tags.data_dependent_output in function.tags
+        if (is_reader := self._readers.get(function)) is None:
+            tags = self._torch.Tag
+            is_reader = bool({tags.dynamic_output_shape, tags.data_dependent_output} & {*function.tags})
+            self._readers[function] = is_reader
         return is_reader and any(map(_is_fake, self.tensors(args)))
 
     def answer(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
