@@ -61,7 +61,7 @@ def render_sizes(sizes: dict[str, dict[Task, ModelSizes]], transformers_version:
             fields = ", ".join(
                 f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
                 for field, value in asdict(size).items()
-                if field != "num_blocks"  # the configs of the catalog name it
+                if field not in ("num_blocks", "can_checkpoint")  # named by the configs, and true of all
             )
             lines.append(f"{task.value} = {{ {fields} }}")
     return "\n".join(lines) + "\n"

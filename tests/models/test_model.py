@@ -223,8 +223,10 @@ def test_the_head_comes_from_the_task_or_the_architectures(
 def test_what_no_key_says_is_counted_on_the_model(tmp_path: Path) -> None:
     sizes = {"hidden_sizes": [8, 16], "depths": [2, 3], "num_stages": 2}
     config = {"model_type": "convnext", "architectures": ["ConvNextForImageClassification"], **sizes}
-    facts = probe_model(str(_folder(tmp_path / "m", config))).facts
+    source = probe_model(str(_folder(tmp_path / "m", config)))
+    facts = source.facts
     assert (facts.num_layers, facts.hidden_size, facts.vocab_size) == (3, 0, 0)
+    assert not source.can_checkpoint
 
 
 @pytest.mark.parametrize(

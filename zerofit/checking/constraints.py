@@ -156,8 +156,13 @@ def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
         why = "prefix tuning keeps its prefix in the cache, which gradient checkpointing drops"
         yield Pin(field=field, values=(False,), why=why, rule="prefix-tuning-without-checkpointing")
     elif not model.can_checkpoint:
-        why = f"{model.class_path.rpartition('.')[2]} does not support gradient checkpointing"
-        yield Pin(field=field, values=(False,), why=why, rule="checkpointing-needs-support")
+        yield without_checkpointing(model.class_path.rpartition(".")[2])
+
+
+def without_checkpointing(class_name: str) -> Pin:
+    """Return the pin of a model whose class does not support gradient checkpointing."""
+    why = f"{class_name} does not support gradient checkpointing"
+    return Pin(field="gradient_checkpointing", values=(False,), why=why, rule="checkpointing-needs-support")
 
 
 def _of_engine(capture: Capture) -> Iterator[Pin]:

@@ -107,6 +107,7 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
         task=task,
         task_reason=reason,
         facts=facts,
+        can_checkpoint=sizes.can_checkpoint,
         note=catalog_models()[located.name].note if is_known else "",
     )
 

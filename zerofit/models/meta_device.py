@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, nearest
+from zerofit.core.upstream.checkpointing import can_checkpoint
 from zerofit.core.upstream.transformers import set_name_or_path_of
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes
 from zerofit.models.task import Task
@@ -162,6 +163,7 @@ def measure_sizes(
         num_largest_layer_parameters=max((count for _, count in blocks), default=0),
         largest_parameter=max((parameter.numel() for parameter in parameters), default=0),
         num_blocks=max((number for number, _ in blocks), default=0),
+        can_checkpoint=can_checkpoint(model),
     )
 
 

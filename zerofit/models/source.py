@@ -37,6 +37,8 @@ class ModelSizes:
     """Elements of the largest single parameter."""
     num_blocks: int = field(default=0, compare=False)
     """Members of the longest list of blocks, counted on the built model; 0 if it was not built."""
+    can_checkpoint: bool = field(default=True, compare=False)
+    """False if the class was built and does not support gradient checkpointing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,5 +65,7 @@ class ModelSource(LocatedConfig):
     facts: ModelFacts
     trust_remote_code: bool = False
     """True if the user allowed the model's own Python code to run."""
+    can_checkpoint: bool = True
+    """False if its class does not support gradient checkpointing."""
     note: str = ""
     """How a catalog entry differs from what is published, for the user; empty otherwise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.constraints import Constraints, of_packed_checkpoint
+from zerofit.checking.constraints import Constraints, of_packed_checkpoint, without_checkpointing
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
 from zerofit.core.units import format_bytes
@@ -93,10 +93,12 @@ class Problem:
 
     @property
     def constraints(self) -> Constraints:
-        """The script's constraints; of a named model those of a quantized checkpoint, if it is one."""
+        """The script's constraints; of a named model those of its class and of a quantized checkpoint."""
         if self.script is not None:
             return self.script.constraints
-        return Constraints(pins=of_packed_checkpoint()) if self.use.is_packed else Constraints()
+        packed = of_packed_checkpoint() if self.use.is_packed else ()
+        lacking = () if self.use.can_checkpoint else (without_checkpointing(self.model.architecture),)
+        return Constraints(pins=(*packed, *lacking))
 
     @property
     def own_precision(self) -> Precision | None:

@@ -116,7 +116,10 @@ def describe(options: ModelFlags, *, versions: Versions, script: str | None = No
             is_padded=options.is_padded is not False,
             keeps_outputs=(options.loop or (Loop.TRAINER if is_trainer else None)) is not Loop.TRAINER,
         ),
-        use=use_of_named(facts, loaded_in, weight_format=form, makes_model_first=makes_model_first(read)),
+        use=replace(
+            use_of_named(facts, loaded_in, weight_format=form, makes_model_first=makes_model_first(read)),
+            can_checkpoint=source.can_checkpoint,
+        ),
         notes=tuple(line for line in (*notes, note, longer_note(facts, length)) if line),
         tracer=partial(_trace_named, source),
         tracer_ahead=partial(_trace_named_ahead, source),

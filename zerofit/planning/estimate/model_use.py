@@ -31,6 +31,8 @@ class ModelUse:
     """Bytes per element of the narrowest weights; 0 if they are packed."""
     has_adapters: bool = False
     """True if the script adds adapters itself."""
+    can_checkpoint: bool = True
+    """False if the class of a named model does not support gradient checkpointing."""
     has_frozen: bool = False
     """True if some parameters don't train."""
     weight_format: WeightFormat | None = None
