@@ -19,6 +19,17 @@ def test_what_follows_from_constants_is_read() -> None:
         assert [rates.tolist() for rates in torch.linspace(0, 1, 3).split([1, 2])] == [[0.0], [0.5, 1.0]]
 
 
+def test_what_follows_from_a_tensors_form_is_read() -> None:
+    with FakeTensorMode(), reading_values():
+        unknown = torch.empty(2, 4)
+        mask = torch.zeros_like(unknown, dtype=torch.int64)
+        mask[:, 0] = 1
+        assert mask.sum(dim=1).max().item() == 1
+        assert unknown.new_full((3,), 5).tolist() == [5, 5, 5]
+        with pytest.raises(DataDependentOutputException):
+            torch.empty_like(mask)[0, 0].item()
+
+
 def test_what_unknown_values_overwrite_is_unknown() -> None:
     with FakeTensorMode(), reading_values():
         numbers = torch.zeros(4)

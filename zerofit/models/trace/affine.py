@@ -46,29 +46,19 @@ def scaled(low: RawLog[int], high: RawLog[int], samples: tuple[int, int]) -> Aff
     micro-batch size. What an operator of a module allocates in all grows from one run to the other, and each
     of its storages by its share.
     """
-    storages = [_by_place(log) for log in (low, high)]
-    calls = [_by_operator(log) for log in (low, high)]
-    places = (_place(low, number) for number in range(len(low.num_bytes)))
-    num_bytes = [
-        _share(size, *(totals[place] for totals in storages), samples)
-        for place, size in zip(places, low.num_bytes, strict=True)
-    ]
-    scaled_calls: list[OperatorCall[Affine]] = []
+    first, second = _by_place(low), _by_place(high)
+    places = [_place(low, storage) for storage in range(len(low.num_bytes))]
+    sums = [(first[place], second[place]) for place in places]
+    before, behind = _by_operator(low), _by_operator(high)
     for call in low.calls:
-        flops, moved = zip(*(totals[_operator(low, call)] for totals in calls), strict=True)
-        scaled_calls.append(
-            replace(  # type: ignore[arg-type]
-                call,
-                flops=_share(call.flops, *flops, samples),
-                num_bytes=_share(call.num_bytes, *moved, samples),
-            )
-        )
-    return replace(low, num_bytes=num_bytes, calls=scaled_calls)  # type: ignore[arg-type]
+        sums += zip(before[_operator(low, call)], behind[_operator(low, call)], strict=True)
+    lines = iter([_share(size, both, samples) for size, both in zip(_numbers(low), sums, strict=True)])
+    return _mapped(low, lambda _: next(lines))
 
 
-def _share(size: int, at_low: int, at_high: int, samples: tuple[int, int]) -> Affine:
+def _share(size: int, sums: tuple[int, int], samples: tuple[int, int]) -> Affine:
     """Return one of several sizes as a line, if their sum is known for two numbers of samples."""
-    grows = (at_high - at_low) * size / at_low if at_low else 0.0
+    grows = (sums[1] - sums[0]) * size / sums[0] if sums[0] else 0.0
     each = round(grows / (samples[1] - samples[0]))
     return size - each * samples[0], each
 

@@ -183,7 +183,8 @@ def _read_failure(path: Path) -> UserError | None:
         parts = {name: str(said["error"][name]) for name in _PARTS}
     except (OSError, zlib.error, ValueError, LookupError, TypeError):
         return None
-    return UserError(parts.pop("rule"), parts.pop("summary"), **parts)
+    rule, summary, found, why, fix = (parts[name] for name in _PARTS)
+    return UserError(rule, summary, found=found, why=why, fix=fix)
 
 
 def _prune(folder: Path, most_bytes: int) -> None:

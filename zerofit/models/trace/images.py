@@ -90,7 +90,7 @@ def _patches(vision: Any, token: int) -> Image:
     """Return an image as Qwen-VL's processors make it: patches of all images in one list, and their grids."""
     merge, patch = vision.spatial_merge_size, vision.patch_size
     rows = max(1, _SIDE // (patch * merge)) * merge
-    channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
+    channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
     values = channels * getattr(vision, "temporal_patch_size", 1) * patch**2
     return Image(
         side=rows * patch,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 21
 """Of a tensor whose values are computed. ASSUMPTION: code that reads values reads small tensors; masks over
 pairs of tokens, which are large, are only read by kernels."""
+_OF_FORM = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+"""Operators whose results follow from the form of their first argument, whatever its values."""
 _WITHOUT_VALUES = ("empty", "new_empty")
 """Prefixes of operators that leave values as they are in memory."""
 _CHOICES = {"argmax.default": None, "topk.default": 1, "max.dim": 1}
@@ -67,7 +69,10 @@ class KnownValues:
         """Compute what an operator makes of known values, or forget the values that it overwrites."""
         if not outputs or not _is_fake(outputs[0]) or outputs[0].constant is not None:
             return
-        if self._is_unknown(args) and not (function._schema.is_mutable or function.__name__ in _CHOICES):
+        if function.__name__.partition(".")[0] in _OF_FORM and outputs[0].numel() < _MOST_ELEMENTS:
+            with without_modes():
+                args = (self._torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
+        elif self._is_unknown(args) and not (function._schema.is_mutable or function.__name__ in _CHOICES):
             return
         if function.__name__ == "select.int" and (large := self._large.get(args[0])) is not None:
             with without_modes():
