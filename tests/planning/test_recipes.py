@@ -18,7 +18,7 @@ from zerofit.planning.recipes import Recipe, Training, load_recipes
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _RECIPES = load_recipes()
 _IDS = [recipe.id for recipe in _RECIPES]
-_QUICK = next(recipe for recipe in _RECIPES if recipe.planned is not None and not recipe.planned.is_traced)
+_QUICK = next(recipe for recipe in _RECIPES if recipe.id == "bert-base-uncased/full")
 _OFF_BY = 0.01
 """How far a plan may be from what was written: other releases of transformers trace a little more or less."""
 
