@@ -75,6 +75,10 @@ def known_device(tensor: Any) -> Any:
     return None
 
 
+PACKS, UNPACKS = "_pack_padded_sequence", "_pad_packed_sequence"
+"""Names of the functions of packed sequences in recurrent_functions()."""
+
+
 def recurrent_functions() -> tuple[Any, dict[str, Any]]:
     """Return the holder of the functions that recurrent layers call, and those of plain RNNs by their kind.
 

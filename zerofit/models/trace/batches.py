@@ -121,7 +121,7 @@ def _images(model: Any, samples: int, request: TraceRequest, tensors: dict[str, 
         raise UserError(
             "sequence-too-short",
             "the samples are shorter than their image",
-            found=f"--seq-len {request.sequence_length} with the model {type(model).__name__}",
+            found=f"{request.sequence_length} tokens a sample with the model {type(model).__name__}",
             why=f"an image of {image.side} x {image.side} pixels takes {image.num_tokens} tokens",
             fix=f"set --seq-len to {image.num_tokens} and the tokens of text",
         )

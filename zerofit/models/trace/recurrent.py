@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.upstream.torch import recurrent_functions
+from zerofit.core.upstream.torch import PACKS, UNPACKS, recurrent_functions
 from zerofit.models.trace.prepare import attribute_replaced
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def recurrent_kernels(note: Callable[..., None]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, kernel in kernels.items():
             stack.enter_context(attribute_replaced(holder, name, kernel))
-        stack.enter_context(attribute_replaced(holder, "_pack_padded_sequence", _pack))
-        stack.enter_context(attribute_replaced(holder, "_pad_packed_sequence", _unpack))
+        stack.enter_context(attribute_replaced(holder, PACKS, _pack))
+        stack.enter_context(attribute_replaced(holder, UNPACKS, _unpack))
         plain.update({kind: kernels[kind.lower()] for kind in plain})
         try:
             yield

@@ -71,6 +71,8 @@ class CachingAllocator:
         """In blocks that are in use, as torch.cuda.memory_allocated counts them."""
         self.reserved_bytes = 0
         """Taken from the driver, as torch.cuda.memory_reserved counts them."""
+        self.was_short = False
+        """True once the driver had too little, so that cached blocks were given back or memory ran out."""
         self._capacity = capacity
         self._is_expandable = expandable_segments
         # Of stream s: the large pool at 2 s, the small one at 2 s + 1.
@@ -169,6 +171,7 @@ class CachingAllocator:
 
     def _reserve(self, taken: int) -> bool:
         if self._capacity is not None and self.reserved_bytes + taken * MIN_BLOCK_SIZE > self._capacity:
+            self.was_short = True
             return False
         self.reserved_bytes += taken * MIN_BLOCK_SIZE
         return True

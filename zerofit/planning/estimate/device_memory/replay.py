@@ -63,8 +63,8 @@ class Tape:
 class TapePeak:
     """One phase at its peak: the moment with most reserved, and of those with most allocated memory.
 
-    Within a limit it is what the phase reserves at most, and its moment with most allocated: the allocator
-    frees cached blocks where it has to, so that most is reserved where little may be live.
+    Where a limit is reached it is what the phase reserves at most, and its moment with most allocated: the
+    allocator gives cached blocks back, so that most is reserved where little may be live.
     """
 
     phase: RunPhase
@@ -127,7 +127,7 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
         fullest[phase] = max(fullest.get(phase, (-1, 0)), (full, full_moment))
         if not ends:
             break
-    if capacity is not None:
+    if allocator.was_short:
         moments = {phase: (most, *fullest[phase]) for phase, (most, _, _) in moments.items()}
     return Replay(peaks=_peaks(tape, moments), ends=ends)
 
