@@ -52,6 +52,7 @@ def wait_for_end(processes: Iterable[psutil.Process], *, within_s: float) -> lis
     while True:
         _, present = psutil.wait_procs(running, timeout=0)
         running = [process for process in present if not has_ended(process)]
+        psutil.wait_procs(set(present) - set(running), timeout=0)  # children that have ended since
         if not running or time.monotonic() >= until:
             return running
         time.sleep(_POLL_S)

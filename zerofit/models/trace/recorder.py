@@ -193,8 +193,7 @@ class Recorder:
             index = self.index_of(tensor)
             if index is not None and name.endswith(("labels", "mask")):
                 known.add(index)
-            if not name.endswith("mask"):
-                self._known.forget_zeros(tensor)
+            self._known.forget_zeros(tensor)
 
     def gradient_ready(self, parameter: int, gradient: Any) -> None:
         """Record that a parameter's gradient is complete.
