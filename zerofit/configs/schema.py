@@ -101,7 +101,12 @@ class Removed:
 
     path: tuple[str, ...]
     instead: str
-    """The fix."""
+    """What to write in its place, or a sentence that says what to do."""
+
+    @property
+    def fix(self) -> str:
+        """The fix, in words."""
+        return self.instead if " " in self.instead else f"write {self.instead}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,5 +53,4 @@ def _instead(owner: str, name: str) -> str | None:
     from zerofit.configs.schemas.catalog import load_schemas  # only if it is needed
 
     removed = load_schemas().training_arguments.removed
-    instead = next((former.instead for former in removed if former.path[0] == name), None)
-    return instead if instead is None or " " in instead else f"write {instead}"
+    return next((former.fix for former in removed if former.path[0] == name), None)

@@ -17,12 +17,13 @@ LAUNCHERS = ("accelerate", "zerofit", "accelerate-launch", "torchrun", "deepspee
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _WRAPPERS = ("nohup", "time", "exec", "setsid", "command")
 """Commands that run the rest of the line unchanged."""
+CONTAINERS = ("docker", "podman", "apptainer", "singularity")
 RUNNERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("srun", "mpirun", "mpiexec", "numactl", "timeout", "nice", "taskset", "stdbuf"), ()),
     **dict.fromkeys(("sudo", "ionice", "ibrun", "jsrun", "ssh", "uvx"), ()),
     **dict.fromkeys(("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi"), ("run",)),
     **dict.fromkeys(("conda", "mamba", "micromamba"), ("run",)),
-    **dict.fromkeys(("docker", "podman", "apptainer", "singularity"), ("run", "exec")),
+    **dict.fromkeys(CONTAINERS, ("run", "exec")),
     "kubectl": ("exec",),
     "nsys": ("profile", "launch"),
 }

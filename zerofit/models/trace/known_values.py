@@ -29,7 +29,8 @@ _CHOICES = {"argmax.default": None, "topk.default": 1, "max.dim": 1}
 """Operators by which routers choose along the last dimension, and the place of the choice in their output."""
 
 
-def _is_fake(tensor: Any) -> bool:
+def is_fake(tensor: Any) -> bool:
+    """Return True for a fake tensor, without an import of torch's class."""
     return type(tensor).__name__ == "FakeTensor"
 
 
@@ -47,7 +48,7 @@ class KnownValues:
 
     def of(self, tensor: Any) -> Any:
         """Return a tensor's values as a real tensor; None if they are unknown."""
-        if _is_fake(tensor):
+        if is_fake(tensor):
             return tensor.constant if tensor.constant is not None else self._values.get(tensor)
         is_real = type(tensor) is self._torch.Tensor and tensor.device.type == "cpu"
         return tensor if is_real and not tensor.requires_grad else None
@@ -55,7 +56,7 @@ class KnownValues:
     def _is_unknown(self, args: tuple[Any, ...]) -> bool:
         """Return True if nothing is known of the first argument, as is so of most operators in a model."""
         first = args[0] if args else None
-        return _is_fake(first) and self.of(first) is None and first not in self._large
+        return is_fake(first) and self.of(first) is None and first not in self._large
 
     def forget_zeros(self, tensor: Any) -> None:
         """Forget the values of a batch's tensor that was only filled with zeros, in place of its own."""
@@ -67,7 +68,7 @@ class KnownValues:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Any]
     ) -> None:
         """Compute what an operator makes of known values, or forget the values that it overwrites."""
-        if not outputs or not _is_fake(outputs[0]) or outputs[0].constant is not None:
+        if not outputs or not is_fake(outputs[0]) or outputs[0].constant is not None:
             return
         if function.__name__.partition(".")[0] in _OF_FORM and outputs[0].numel() < _MOST_ELEMENTS:
             with without_modes():
@@ -106,7 +107,7 @@ class KnownValues:
             tags = self._torch.Tag
             is_reader = bool({tags.dynamic_output_shape, tags.data_dependent_output} & {*function.tags})
             self._readers[function] = is_reader
-        return is_reader and any(map(_is_fake, self.tensors(args)))
+        return is_reader and any(map(is_fake, self.tensors(args)))
 
     def answer(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what an operator that reads values returns, as fake tensors; None if they are unknown."""
@@ -243,7 +244,7 @@ def reading_values() -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    if not _is_fake(torch.empty(0)):
+    if not is_fake(torch.empty(0)):
         return nullcontext()
     known = KnownValues()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, Pass, TensorKind
 from zerofit.core.upstream.torch import known_device
 from zerofit.models.trace.costs import CostBook
-from zerofit.models.trace.known_values import KnownValues
+from zerofit.models.trace.known_values import KnownValues, is_fake
 from zerofit.models.trace.raw import CALL, RawLog, sort_frees
 from zerofit.models.trace.sparse import is_sparse, on_parts
 from zerofit.models.trace.workspaces import scratch_bytes, stored_bytes
@@ -275,7 +275,7 @@ class Recorder:
         if from_parts is not None:
             return from_parts
         operator = self._operator_number(function)
-        if operator_is_item(function) and self._is_fake(args[0]) and args[0].constant is None:
+        if operator_is_item(function) and is_fake(args[0]) and args[0].constant is None:
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
         if function.__name__ in _INDEXED_BY_MASKS:
@@ -346,7 +346,7 @@ class Recorder:
         """
         found: list[Any] = []
         for index in indices:
-            if index is not None and index.dtype is self._torch.bool and self._is_fake(index):
+            if index is not None and index.dtype is self._torch.bool and is_fake(index):
                 places = self.call(self._torch.ops.aten.nonzero.default, (index,), {})
                 found += self.call(self._torch.ops.aten.unbind.int, (places, 1), {})
             else:
@@ -396,10 +396,7 @@ class Recorder:
 
     def _is_unknown(self, tensor: Any) -> bool:
         """Return True if a fake tensor was computed from the labels or the mask."""
-        return self._is_fake(tensor) and self.index_of(tensor) in self._from_labels | self._from_mask
-
-    def _is_fake(self, tensor: Any) -> bool:
-        return type(tensor).__name__ == "FakeTensor"
+        return is_fake(tensor) and self.index_of(tensor) in self._from_labels | self._from_mask
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
         """Mark integer and boolean tensors computed from the mask, the labels or random numbers."""

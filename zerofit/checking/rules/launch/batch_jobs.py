@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import LaunchLayers, launch_value, whole_number
 from zerofit.checking.inputs.batch_jobs import BatchJob, job_options
-from zerofit.checking.inputs.programs import program_of, without_wrappers
+from zerofit.checking.inputs.programs import CONTAINERS, program_of, without_wrappers
 from zerofit.checking.rule import Hit, Rule, Severity, declared, fails, ignored
 from zerofit.core.command import ASSIGNMENT, Launcher, Route, is_literal
 from zerofit.core.setting import Confidence, Said
@@ -36,7 +36,6 @@ _ON_NODES_WORDS = """
 _ON_NODES = frozenset(_ON_NODES_WORDS.split())
 """Commands that start a program on other nodes."""
 _LAUNCHERS = (Launcher.ACCELERATE, Launcher.TORCHRUN, Launcher.DEEPSPEED)
-_CONTAINERS = ("docker", "podman", "apptainer", "singularity")
 _MACHINES = ("num_machines", "nnodes", "num_nodes")
 _RANKS = ("machine_rank", "node_rank")
 _ONE_TASK = "--ntasks-per-node=1"
@@ -103,18 +102,17 @@ def _contradicting_tasks(situation: Situation) -> Iterator[Hit]:
     evidence=fails(not_reproduced=_NEEDS_SLURM),
 )
 def _output_folder_too_late(situation: Situation) -> Iterator[Hit]:
-    job = _job_of(situation)
-    outputs = (job.find("output"), job.find("error")) if job is not None else ()
-    by_folder = {(option.value or "").rpartition("/")[0]: option for option in outputs[::-1] if option}
+    if (job := _job_of(situation)) is None:
+        return
+    outputs = [option for option in (job.find("error"), job.find("output")) if option and option.value]
+    by_folder = {(option.value or "").rpartition("/")[0]: option for option in outputs}
     for folder, option in by_folder.items():
-        if job is None or not folder or "$" in folder:
+        if not folder or "$" in folder:
             continue
         if match := re.search(r"%\d*[jA]", folder):
-            above, below = folder[: match.start()].rpartition("/")[::2]
-            at_once = f"{above}/{below}" if above else below
-            rest = (option.value or "")[len(at_once) :]
+            behind = (option.value or "")[match.start() :]
             why = f"no folder is named after the job's number ({match[0]}) before the job has one"
-            fix = f"write {option.text.replace(option.value or '', at_once + rest.replace('/', '-'))}"
+            fix = f"write {option.text.replace(behind, behind.replace('/', '-'))}"
         elif str(PurePosixPath(folder)) in job.made_folders:
             why, fix = None, f"run mkdir -p {shlex.quote(folder)} before sbatch"
         else:
@@ -332,7 +330,7 @@ def _with_all_ranks(step: _Step, *, tasks: int, gpus: int, nodes: int) -> str:
     """Return the lines that start one rank a GPU."""
     program, _, target = _program_and_script(step).partition(" ")
     starters = list(step.line.starters)
-    begin = next((at for at, word in enumerate(starters) if program_of(word) in _CONTAINERS), len(starters))
+    begin = next((at for at, word in enumerate(starters) if program_of(word) in CONTAINERS), len(starters))
     srun = " ".join(["srun", *starters[begin:]])
     host = "$MASTER_ADDR" if "MASTER_ADDR" in step.line.variables.names else "FIRST_NODE"
     meets = (

@@ -429,27 +429,22 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
         return
     schema = known(situation.schemas, "the fields of TrainingArguments").training_arguments
     gone = {other.path[0]: fix_for_release(schema, *other.path) for other in schema.other_releases}
-    gone |= {former.path[0]: former.instead for former in schema.removed}
+    gone |= {former.path[0]: former.fix for former in schema.removed}
     names = [key.name for key in schema.root.keys]
     for said in trainer.surplus:
         near = nearest(said.value, names)
         instead = gone.get(said.value, f"write {near}" if near else None)
-        yield hit_of(said, fix=_as_fix(instead))
+        yield hit_of(said, fix=instead)
     for name, argument in trainer.said.items():
         parsed = situation.script.parsed_fields if situation.script else None
         if name in gone:  # on a command line, another class of the script may use it
             is_certain = parsed is not None and TRAINING_ARGUMENTS in parsed and name not in parsed
             confidence = argument.confidence if is_certain else Confidence.LIKELY
-            yield replace(hit_of(argument, fix=_as_fix(gone[name])), confidence=confidence)
+            yield replace(hit_of(argument, fix=gone[name]), confidence=confidence)
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
         if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
             found = f"tokenizer=... in {call.seen.text}"
             yield replace(hit(call.seen), found=found, fix="write processing_class=tokenizer")
-
-
-def _as_fix(instead: str | None) -> str | None:
-    """Return the fix for what a release has instead: a name to write, or a whole sentence."""
-    return instead if instead is None or " " in instead else f"write {instead}"
 
 
 @Rule(
