@@ -76,6 +76,7 @@ _OUTPUTS = [
     ),
     ("#SBATCH --output=runs/%j/out.txt\nsrun python a.py\n", "write --output=runs/%j-out.txt"),
     ("#SBATCH --output=run_%A/%a.txt\nsrun python a.py\n", "write --output=run_%A-%a.txt"),
+    ("#SBATCH --output=/%j/o\nsrun python a.py\n", "write --output=/%j-o"),
 ]
 
 
