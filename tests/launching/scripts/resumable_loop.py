@@ -37,8 +37,9 @@ if arguments.save_to:
 # Counts steps, not each rank's batches, so that the schedule is the same on any number of ranks.
 accelerator = Accelerator(project_config=project, step_scheduler_with_optimizer=False)
 length = arguments.length
+# Above DeepSpeed's stage3_param_persistence_threshold, 100,000: ZeRO-3 shards the embedding.
 config = GPT2Config(
-    vocab_size=128, n_positions=length, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    vocab_size=4096, n_positions=length, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
 )
 config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
 if length > 32:

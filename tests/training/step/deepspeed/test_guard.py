@@ -11,7 +11,7 @@ from accelerators import quiet
 from refusals import refusal
 
 from zerofit.training.step.deepspeed import script_gradients, script_weights
-from zerofit.training.step.deepspeed.guard import Guard
+from zerofit.training.step.deepspeed.guard import Guard, _ScriptGroups
 from zerofit.training.step.deepspeed.untrained_parameters import UntrainedParameters
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ class _Engine(torch.nn.Module):
         pass
 
     save_checkpoint = save_16bit_model = _zero3_consolidated_16bit_state_dict = _take_model_step
-    load_checkpoint = _take_model_step
+
+    def load_checkpoint(self) -> None:
+        """Copy nothing into what stands for a sharded weight, as ZeRO-3 does."""
+        torch.autograd.graph.increment_version(self.module.weight)
 
 
 @pytest.fixture
@@ -167,3 +170,30 @@ def test_a_process_alone_asks_nobody_for_gradients(
         untrained.begin_step(step, {})
         untrained.end_step()
     assert len(asked) == num_asked
+
+
+def test_what_deepspeed_loads_into_a_sharded_weight_is_not_the_scripts(
+    guarded: Callable[[int], tuple[Any, Guard]],
+) -> None:
+    engine, _ = guarded(3)
+    engine.load_checkpoint()
+    engine(torch.ones(1))
+    torch.autograd.graph.increment_version(engine.module.weight)
+    assert refusal(engine, torch.ones(1)).rule == "weights-written-under-zero3"
+
+
+def _fail_in_the_first_group(optimizer: Any) -> None:
+    """Fail as DeepSpeed's step, which gives its optimizer one group at a time (stage_1_and_2.py)."""
+    optimizer.param_groups = [optimizer.param_groups[0]]
+    raise torch.OutOfMemoryError
+
+
+def test_a_step_that_is_out_of_memory_fails_by_its_own_error_and_leaves_all_groups() -> None:
+    flat, own = [[[torch.nn.Parameter(torch.ones(1))] for _ in range(2)] for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": parameters} for parameters in flat], lr=0.1)
+    groups = _ScriptGroups(optimizer, own)
+    with pytest.raises(torch.OutOfMemoryError), groups.flat():
+        _fail_in_the_first_group(optimizer)
+    assert [group["params"] for group in optimizer.param_groups] == own
+    with groups.flat():
+        assert [group["params"] for group in optimizer.param_groups] == flat

@@ -98,7 +98,7 @@ class Guard:
         around_each_step(engine, self.step)
         for name in READ_WEIGHTS:
             setattr(engine, name, _inside(getattr(engine, name), self.saving))
-        engine.load_checkpoint = _inside(engine.load_checkpoint, self._groups.flat)
+        engine.load_checkpoint = _inside(engine.load_checkpoint, self.loading)
         optimizer = engine.optimizer
         for name in ("state_dict", "load_state_dict"):
             setattr(optimizer, name, _inside(getattr(optimizer, name), self._groups.flat))
@@ -143,6 +143,13 @@ class Guard:
         agree = check if self.shards else lambda _: None
         with self._weights.saving(self._num_steps, agree), self._groups.flat():
             yield
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load a checkpoint in this context."""
+        with self._groups.flat():
+            yield
+        self._weights.forget_loaded()
 
     def carry_gathered(self, parameters: Iterable[Any]) -> None:
         """Carry what was written inside GatheredParameters."""
@@ -199,11 +206,16 @@ class _ScriptGroups:
     def flat(self) -> Iterator[None]:
         """Put ZeRO's parameters into the groups in this context."""
         self._depth += 1
+        groups = self._base.param_groups
         if self._depth == 1:
-            for group, parameters in zip(self._base.param_groups, self._flat, strict=False):
+            for group, parameters in zip(groups, self._flat, strict=False):
                 group["params"] = parameters
         try:
             yield
+        except BaseException:
+            # DeepSpeed gives the optimizer one group at a time, and leaves it with that one when it fails.
+            self._base.param_groups = groups
+            raise
         finally:
             self._depth -= 1
             if not self._depth:

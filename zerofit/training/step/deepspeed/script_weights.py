@@ -117,6 +117,16 @@ class ScriptWeights:
             self._step_compared, self._compares_next = step, False
             self._compare(step, self._trained)
 
+    def forget_loaded(self) -> None:
+        """Handle the end of DeepSpeed's own loading: it copies nothing into what stands for a sharded weight.
+
+        It loads shards and master copy by themselves, but the version rises all the same.
+        """
+        for _, parameter in self._trained_and_written():
+            if not is_gathered(parameter):
+                self._written.discard(id(parameter))
+                self._versions[id(parameter)] = parameter._version
+
     def compare_next(self) -> None:
         """Compare all weights before the next pass, whatever the step."""
         self._compares_next = True
