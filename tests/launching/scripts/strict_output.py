@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-if os.environ.get("LOCAL_RANK", "0") == "0" and Path("out").exists():
-    raise SystemExit(f"out exists already, and has {sorted(os.listdir('out'))}")
+if os.environ.get("LOCAL_RANK", "0") == "0":
+    if Path("out").exists():
+        raise SystemExit(f"out exists already, and has {sorted(os.listdir('out'))}")
+else:
+    until = time.monotonic() + 60
+    while not Path("out").exists() and time.monotonic() < until:  # made by the first rank, once it has looked
+        time.sleep(0.05)
 prepare = Accelerator.prepare
 
 
