@@ -122,6 +122,7 @@ def test_the_loss_takes_the_time_of_three_products_with_the_head() -> None:
     assert fused - plain == 2 * 2 * 3 * _LENGTH * _WIDTH * _WORDS
 
 
+@pytest.mark.slow
 def test_a_frozen_heads_gradient_is_not_computed_and_any_length_is_divided_evenly() -> None:
     lora = Lora(rank=4, target_modules=("q_proj",))
     trace = _trace(_llama(), *LIGER, lora=lora, sequence_length=101)
@@ -135,6 +136,7 @@ def test_phis_gates_are_copied_and_its_logits_are_not_whole() -> None:
     assert sizes.count(3 * _LENGTH * _INNER * 4) >= 3 * _LAYERS  # gate, up and their product
 
 
+@pytest.mark.slow
 def test_granites_logits_are_whole_and_become_their_gradient() -> None:
     sizes = _bytes(_trace(GraniteForCausalLM(GraniteConfig(**_SIZES)), *LIGER).log_for(3))
     assert 0 < sizes.count(3 * _LOGITS) < _bytes(_of_llama().log_for(3)).count(3 * _LOGITS)

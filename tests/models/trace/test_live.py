@@ -56,7 +56,8 @@ def _given(name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "num_layers", "request_"),
     [
-        ("gpt2", 5, _PLAIN),  # the fewest layers of which one is left out
+        # The fewest layers of which one is left out.
+        pytest.param("gpt2", 5, _PLAIN, marks=pytest.mark.slow),
         *(
             pytest.param(name, num_layers, request, marks=pytest.mark.evidence)
             for name in ("gpt2", "bert", "llama", "t5", "vit", "mixtral")
@@ -233,7 +234,9 @@ def test_norms_that_a_script_keeps_in_fp32_stay_so() -> None:
         assert {one.element_size() for one in copied.parameters()} == expected
 
 
-@pytest.mark.parametrize(("switched", "asked"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("switched", "asked"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)]
+)
 def test_checkpointing_is_the_requests_and_not_the_scripts(switched: bool, asked: bool) -> None:
     _, _, model = _live("llama", 1)
     if switched:

@@ -85,6 +85,7 @@ _CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_a_change_of_what_decides_a_capture_makes_it_anew(workplace) -> None:
     workplace.write_counted(_READS)
     workplace.write("x = 1\n", name="helper.py")

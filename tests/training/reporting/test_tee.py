@@ -210,12 +210,21 @@ last_exit.at_end = lambda: guard.keep(copier, 0)
     ("program", "printed"),
     [
         ("kill_copier().wait()\nprint('b')", "b\n"),
-        (
+        pytest.param(
             "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nkill_copier().wait()\nprint('b')\nsys.exit()",
             "b\n",
+            marks=pytest.mark.slow,
         ),
-        ("kill_copier(15)\nkill_copier(6).wait()\nos.write(1, b'b')\nprint('c')", "bc\n"),
-        ("import atexit\natexit.register(print, 'last')\nkill_copier().wait()\nprint('b')", "b\nlast\n"),
+        pytest.param(
+            "kill_copier(15)\nkill_copier(6).wait()\nos.write(1, b'b')\nprint('c')",
+            "bc\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "import atexit\natexit.register(print, 'last')\nkill_copier().wait()\nprint('b')",
+            "b\nlast\n",
+            marks=pytest.mark.slow,
+        ),
         (
             "kill_copier().wait()\nprint('b', flush=True)\nif os.fork() == 0: sys.exit()\n"
             "os.wait()\nprint('c')",
