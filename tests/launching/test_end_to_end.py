@@ -90,7 +90,7 @@ def test_a_trainer_under_zero_3_has_the_losses_of_plain_accelerate_and_resumes(
 ) -> None:
     target = [*trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2), "--save_steps=5"]
     flags = (*TWO_RANKS, "--zero-stage", "3", *NO_OFFLOAD)
-    run = launch(*flags, *target, "--save_strategy=steps").check()
+    run = launch(*flags, "--no-capture", *target, "--save_strategy=steps").check()
     losses = trainer_losses(run.folder)
     assert_same(losses, plain_trainer, tolerance=FP32_TOLERANCE)
     assert saved_dtypes(run.folder / "out") == {"F32"}

@@ -290,6 +290,7 @@ document.title = JSON.stringify(seen);
 """
 
 
+@pytest.mark.slow
 @_in_browser
 def test_a_click_sorts_by_numbers_and_names(tmp_path: Path, run_zerofit: _RunZerofit) -> None:
     assert run_zerofit("plan", *_QUICK, "--html", "plan.html", cwd=tmp_path).returncode == 0

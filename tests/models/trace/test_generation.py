@@ -223,6 +223,7 @@ def test_bytes_of_a_token(name: str, precision: Precision, expected: int) -> Non
     assert (sizes[1] - sizes[0]) / 8 == expected
 
 
+@pytest.mark.slow
 def test_a_completion_of_one_token_has_no_second_pass() -> None:
     trace = _traced("gpt2", (10, 1))
     assert trace.decode == trace.prefill

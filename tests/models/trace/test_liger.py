@@ -130,6 +130,7 @@ def test_a_frozen_heads_gradient_is_not_computed_and_any_length_is_divided_evenl
     assert _WORDS * _WIDTH * 4 not in _bytes(trace.log_for(3))
 
 
+@pytest.mark.slow
 def test_phis_gates_are_copied_and_its_logits_are_not_whole() -> None:
     sizes = _bytes(_trace(Phi3ForCausalLM(Phi3Config(**_SIZES)), *LIGER).log_for(3))
     assert max(sizes) < 3 * _LOGITS
@@ -142,6 +143,7 @@ def test_granites_logits_are_whole_and_become_their_gradient() -> None:
     assert 0 < sizes.count(3 * _LOGITS) < _bytes(_of_llama().log_for(3)).count(3 * _LOGITS)
 
 
+@pytest.mark.slow
 def test_without_labels_logits_are_whole_and_a_traced_model_computes_as_before() -> None:
     model, ids = _llama().train(), torch.zeros(2, _LENGTH, dtype=torch.int64)
     before = model(input_ids=ids, labels=ids)

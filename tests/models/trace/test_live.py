@@ -84,7 +84,8 @@ _REST = [
 
 
 @pytest.mark.parametrize(
-    ("name", "request_"), [*_FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in _REST)]
+    ("name", "request_"),
+    [pytest.param(*case, marks=() if case in _FAST[:2] else pytest.mark.slow) for case in (*_FAST, *_REST)],
 )
 def test_one_run_of_a_live_model_is_that_of_its_configuration(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
