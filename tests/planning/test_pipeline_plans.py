@@ -88,6 +88,7 @@ def test_stages_share_the_operations_and_the_parameters_of_the_whole(checkpoints
     assert sum(sizes[:3]) == sizes[3]
 
 
+@pytest.mark.slow
 def test_tied_embeddings_are_on_both_ends() -> None:
     held = [[one.name for one in _log(stage, is_tied=True).parameters] for stage in range(2)]
     assert ["model.embed_tokens.weight" in names for names in held] == [True, True]

@@ -91,7 +91,13 @@ def test_a_screen_is_right_for_every_peak_within_the_uncertainty(name: str, fact
         assert truth.chosen.strategy == screen.chosen.strategy
 
 
-@pytest.mark.parametrize("name", _PROBLEMS)
+_REPLAYED = ("small cards", "large model", "little host memory", "adapters allowed")
+"""Problems that the allocator is replayed for at each change; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _REPLAYED else pytest.mark.slow) for name in _PROBLEMS]
+)
 def test_the_allocators_replay_does_not_contradict_a_screen(name: str) -> None:
     asked = _PROBLEMS[name]
     screen = _screen_named(name)

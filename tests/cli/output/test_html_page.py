@@ -370,8 +370,9 @@ document.title = JSON.stringify([innerWidth, out.map(part => part.outerHTML.slic
 """
 
 
+@pytest.mark.slow
 @_in_browser
-@pytest.mark.parametrize(("width", "zoom"), [pytest.param(500, 1.25, marks=pytest.mark.slow), (1200, 1)])
+@pytest.mark.parametrize(("width", "zoom"), [(500, 1.25), (1200, 1)])
 def test_nothing_is_beyond_the_edge_of_a_window(
     tmp_path: Path, run_zerofit: _RunZerofit, width: int, zoom: float
 ) -> None:

@@ -134,8 +134,8 @@ def _family(name: str) -> tuple[Any, Any, TraceRequest, float]:
     return config, getattr(transformers, architecture)._from_config, request, within
 
 
-_QUICK_PEAKS = ("convnext", "wav2vec2", "qwen2_5_vl", "switch_transformers")
-"""Pictures, sound, pictures in a text, experts; the other families are slow."""
+_QUICK_PEAKS = ("convnext", "wav2vec2", "idefics3")
+"""Pictures, sound, pictures in a text; the other families are slow."""
 
 
 @pytest.mark.parametrize(

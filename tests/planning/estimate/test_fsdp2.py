@@ -92,7 +92,7 @@ def test_offload_leaves_neither_shards_nor_states_on_the_gpu() -> None:
         pytest.param({}, {"reshard_after_forward": False}, marks=pytest.mark.slow),
         ({"optimizer_offload": _CPU, "param_offload": _CPU}, {}),
         pytest.param({"gradient_checkpointing": True}, {}, marks=pytest.mark.slow),
-        ({}, {"gradient_accumulation_steps": 4}),
+        pytest.param({}, {"gradient_accumulation_steps": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_what_needs_less_never_needs_more(less: dict[str, Any], more: dict[str, Any]) -> None:

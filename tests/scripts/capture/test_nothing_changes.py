@@ -146,7 +146,7 @@ def write_rows(name, *first, table="t", **options):
 
 """
 _QUICK_WITHOUT = {
-    *("dir_fd", "chown", "pipe", "sqlite ATTACH", "shelve", "cache", "replace", "C library"),
+    *("dir_fd", "pipe", "sqlite ATTACH", "replace", "C library"),
 }
 """Scripts that a quick test captures without Landlock, too."""
 _LIKE_ANOTHER = {
@@ -154,6 +154,7 @@ _LIKE_ANOTHER = {
     *("unlink by dir_fd", "copy and move", "deleted tempfile", "logging", "sqlite URI", "sqlite WAL", "dbm"),
     *("its own pipe", "new in a cache", "utime", "chmod of the C library"),
     *("process", "sqlite", "shell", "times kept", "truncate", "hard link", "mkdir and touch", "sendfile"),
+    *("elsewhere", "chmod", "shared memory"),
 }
 """Scripts that write by the calls by which another one does."""
 
