@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import SCRIPTS, Launch, environment, run_command
+from runs import SCRIPTS, Launch, environment, run_process
 
 END = str(SCRIPTS / "end.py")
 RANKS = {"one rank": ("--num-processes", "1"), "two ranks": ("--num-processes", "2", "--engine", "native")}
@@ -164,6 +164,6 @@ def test_a_record_that_cannot_be_written_does_not_change_the_exit_code(
 
 def test_a_torch_that_cannot_use_the_gpus_starts_no_rank(tmp_path: Path) -> None:
     agent = [sys.executable, "-m", "zerofit.launching.agent", str(os.getpid()), "1", "gpu", END]
-    run = run_command(agent, tmp_path, CUDA_VISIBLE_DEVICES="")
+    run = run_process(agent, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert (run.exit_code, run.stdout) == (2, "")
     assert "error[torch-without-gpus]: torch can't use the GPUs of this node\n  found: torch " in run.stderr
