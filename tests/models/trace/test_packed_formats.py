@@ -92,7 +92,8 @@ def test_modules_that_a_checkpoint_keeps_wide_stay_wide(
     assert any("lm_head" in one for one in packed) is packs_head
 
 
-@pytest.mark.parametrize("method", ["mxfp4", pytest.param("compressed-tensors", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mxfp4", "compressed-tensors"])
 def test_a_checkpoint_that_is_unpacked_is_as_wide_as_before(method: str) -> None:
     assert _log("gpt-oss", {"quant_method": method}) == _log("gpt-oss", None)
 
