@@ -6,7 +6,7 @@
 # A set is versions/SET.txt; or newest, which is constraints.txt in $VENV; or python-3.13, which is constraints.txt on
 # that Python, and is not tested where there is none. Each set but newest has an environment of its own, $VENV-SET,
 # made with the Python that its file names where there is one and with $PYTHON elsewhere. The environments are made
-# one after the other, the tests of all sets run beside each other. What was shown goes into
+# one after the other, the tests of all sets run beside each other, and share the cores. What was shown goes into
 # tests/versions/measured/SET.json, and `make docs` into a table.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,6 +63,9 @@ for set in "$@"; do
 done
 [ -z "$only_install" ] || exit 0
 
+# One worker for each core: those of one set alone would leave cores idle.
+workers=$(($(nproc) / (${#sets[@]} ? ${#sets[@]} : 1)))
+[ "$workers" -gt 1 ] || workers=0
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 running=()
@@ -70,8 +73,8 @@ for set in "${sets[@]}"; do
   where=$venv-$set
   [ "$set" != newest ] || where=$venv
   # Each environment has its own build of DeepSpeed's ops.
-  env -u TORCH_EXTENSIONS_DIR "$where/bin/python" -m pytest tests/versions -m versions -n 0 --set="$set" \
-    >"$logs/$set" 2>&1 &
+  env -u TORCH_EXTENSIONS_DIR "$where/bin/python" -m pytest tests/versions -m versions --set="$set" \
+    -n "$workers" --dist worksteal >"$logs/$set" 2>&1 &
   running+=($!)
 done
 failed=()

@@ -178,6 +178,7 @@ def test_a_run_goes_on_where_one_ended(tmp_path: Path) -> None:
     assert (out / "cpu.txt").read_text(encoding="utf-8").startswith(found.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("built_ops")
 def test_ctrl_c_keeps_what_was_measured_and_exits_130(tmp_path: Path) -> None:
     out, logs = tmp_path / "out", tmp_path / "logs"

@@ -17,7 +17,7 @@ from zerofit.planning.estimate.step_time import SHORT_STEPS
 
 _ROOT = Path(__file__).parents[2]
 _MEASURED = results_from_json((_ROOT / "benchmarks/measured/nvidia-h200.json").read_text(encoding="utf-8"))
-_FEW = frozenset({"gpt2-1x128-fp32-foreach", "vit-base-16x1-fp32-foreach"})
+_FEW = frozenset({"vit-base-16x1-fp32-foreach"})
 _CASES = {one.case.key: one for one in (*_MEASURED.accuracy, *_MEASURED.ranks) if one.outcome.measured}
 
 

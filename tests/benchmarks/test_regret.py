@@ -144,6 +144,7 @@ def test_grid_has_every_strategy_of_the_same_mathematics_once(roomy: Grid) -> No
     assert set(found) == expected
 
 
+@pytest.mark.slow
 def test_what_is_left_out_for_its_time_is_predicted_to_be_far_slower(roomy: Grid) -> None:
     assert roomy.choice is not None
     slow = [one.predicted_s or 0.0 for one in roomy.entries if "as long as the choice" in one.why]

@@ -7,12 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_folders import make_folder
 from random_cases import Family
 from runs import RunZerofit, run_command
+
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.models.source import ModelSource
+from zerofit.models.trace.generation import GenerateCall, GenerationTrace, trace_generation
 
 _FILES = {
     "prompts.jsonl": '"hello"\n\n{"prompt": "good day", "id": 7}\n',
@@ -110,9 +116,25 @@ def _break_models(folder: Path) -> None:
     (broken["empty"] / "model.safetensors").write_text("")
 
 
+_MADE: dict[tuple[Any, ...], GenerationTrace] = {}
+
+
+def _traced_once(
+    source: ModelSource, call: GenerateCall, request: TraceRequest, *, cache_folder: Path | None, **how: bool
+) -> GenerationTrace:
+    """Trace a model of each architecture and precision for one length: no test here looks at its memory."""
+    of_any_length = replace(call, prompt_length=8, max_new_tokens=min(call.max_new_tokens, 2))
+    key = (source.config["model_type"], request.weights, of_any_length, *how.items())
+    if key not in _MADE:
+        of_length = replace(request, sequence_length=of_any_length.prompt_length)
+        _MADE[key] = trace_generation(source, of_any_length, of_length, cache_folder=None, **how)
+    return replace(_MADE[key], call=call)
+
+
 @pytest.fixture
 def generate_folder(tmp_path: Path, generate_models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with prompts and links to the models, which is the working directory."""
+    monkeypatch.setattr("zerofit.models.trace.generation.trace_generation", _traced_once)
     for model in generate_models.iterdir():
         (tmp_path / model.name).symlink_to(model)
     for name, text in _FILES.items():

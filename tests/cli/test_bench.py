@@ -143,6 +143,7 @@ def test_rungs_run_beside_their_prediction_and_one_that_cannot_is_left_out(folde
     assert "measured on CPU ranks; predicted for 2 x NVIDIA GeForce RTX 4090" in again.stdout
 
 
+@pytest.mark.slow
 def test_the_command_of_a_rung_runs_to_its_end(folder: Path) -> None:
     words = ("--rungs=micro-batch-1", "--dry-run")
     *_, command = _ladder(folder, *words).check().stdout.splitlines()

@@ -366,7 +366,12 @@ def test_a_check_knows_what_a_captured_script_can_not_take(
             1,
             "if `python train.py` fails too, fix that; if not, leave out --capture",
         ),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--lr'])", 2, "fix the arguments after"),
+        pytest.param(
+            "import argparse; argparse.ArgumentParser().parse_args(['--lr'])",
+            2,
+            "fix the arguments after",
+            marks=pytest.mark.slow,
+        ),
         ("print('hello')", 2, "or leave out --capture"),
     ],
 )
@@ -387,11 +392,16 @@ def test_a_failed_capture_says_what_this_verb_can_do_without(
             ("plan", "--gpus", "1xT4", "--capture-limit", "1", "slow.py", "--epochs", "3"),
             "zerofit plan --gpus 1xT4 --capture-limit 4 slow.py --epochs 3",
         ),
-        (
+        pytest.param(
             ("check", "--capture-limit", "1", "--capture", "slow.py", "a"),
             "zerofit check --capture --capture-limit 4 slow.py a",
+            marks=pytest.mark.slow,
         ),
-        (("data", "--capture-limit", "1", "slow.py"), "zerofit data --capture-limit 4 slow.py"),
+        pytest.param(
+            ("data", "--capture-limit", "1", "slow.py"),
+            "zerofit data --capture-limit 4 slow.py",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_capture_that_is_too_slow_names_the_whole_command_with_more_time(

@@ -80,6 +80,7 @@ def test_weights_that_torch_did_not_save_are_incomplete(
     assert caught.value.found.startswith(f"{folder / name} {damage}")
 
 
+@pytest.mark.slow
 def test_a_decoder_has_a_position_for_its_start(generate_folder: Path) -> None:
     """So a completion has one less than there are, as the ranks count too."""
     line = _LINE.replace("--model gpt2", "--model bart")

@@ -17,7 +17,10 @@ from runs import RunZerofit
     [
         "check -",
         "launch --cpu --dry-run CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node 2 train.py",
-        "plan --fast --model gpt2 --seq-len 512 --global-batch-size 8 --gpus 8xH100",
+        pytest.param(
+            "plan --fast --model gpt2 --seq-len 512 --global-batch-size 8 --gpus 8xH100",
+            marks=pytest.mark.slow,
+        ),
         "plan --zero-stage 4 trian.py",
     ],
 )

@@ -111,10 +111,12 @@ _ASSUMED = ", which is assumed: set --host-ram"
     [
         (("--gpus", "4xA100-40G"), True),
         (("--gpus", "1xRTX4090", "--nvme", "1T"), True),
-        (("--gpus", "2x24G", "--cpu-cores", "16"), True),
+        pytest.param(("--gpus", "2x24G", "--cpu-cores", "16"), True, marks=pytest.mark.slow),
         (("--gpus", "8xH100-80G", "--num-machines", "2"), True),
         (("--gpus", "4xA100-40G", "--host-ram", "240G"), False),
-        (("--gpus", "8xH100-80G", "--num-machines", "2", "--host-ram", "1T"), False),
+        pytest.param(
+            ("--gpus", "8xH100-80G", "--num-machines", "2", "--host-ram", "1T"), False, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_answer_itself_says_that_host_memory_is_assumed(
@@ -134,7 +136,19 @@ _BY_CLOSED_FORMS = "chosen by closed forms, and a trace may choose another: leav
         (*_BERT, "--gpus", "4xA100-40G"),
         (*_BERT, "--gpus", "1xRTX4090", "--host-ram", "64G"),
         ("--model", "gpt2", "--seq-len", "512", "--global-batch-size", "16", "--gpus", "2xT4"),
-        ("--model", "llama-3-8b", "--seq-len", "2048", "--global-batch-size", "32", "--gpus", "8xH100-80G"),
+        pytest.param(
+            (
+                "--model",
+                "llama-3-8b",
+                "--seq-len",
+                "2048",
+                "--global-batch-size",
+                "32",
+                "--gpus",
+                "8xH100-80G",
+            ),
+            marks=pytest.mark.slow,
+        ),
         (
             "--model",
             "llama-3-8b",

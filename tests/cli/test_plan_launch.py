@@ -118,10 +118,12 @@ def test_what_does_not_fit_is_not_launched(monkeypatch: pytest.MonkeyPatch) -> N
     ("script", "flags", "keeps_outputs"),
     [
         ("from accelerate import Accelerator\nAccelerator()\n", (), True),
-        ("from transformers import Trainer\nTrainer().train()\n", (), False),
+        pytest.param(
+            "from transformers import Trainer\nTrainer().train()\n", (), False, marks=pytest.mark.slow
+        ),
         ("from transformers import Trainer\nTrainer().train()\n", ("--loop", "plain"), True),
         ("print()\n", (), True),
-        ("print()\n", ("--loop", "trainer"), False),
+        pytest.param("print()\n", ("--loop", "trainer"), False, marks=pytest.mark.slow),
         ("def broken(\n", (), True),
     ],
 )

@@ -33,8 +33,8 @@ def _ran(folder: Path, *words: str | bytes, line: str = "") -> tuple[int, str]:
         ("runs", "status", _LONG),
         pytest.param(("runs", "cancel", _LONG), marks=pytest.mark.slow),
         pytest.param(("runs", "list", "--run-dir", _LONG), marks=pytest.mark.slow),
-        ("runs", "logs", "x/" * 3000),
-        ("data", "loop/x"),
+        pytest.param(("runs", "logs", "x/" * 3000), marks=pytest.mark.slow),
+        pytest.param(("data", "loop/x"), marks=pytest.mark.slow),
     ],
 )
 def test_a_name_that_the_system_refuses(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -51,8 +51,8 @@ def test_a_name_that_the_system_refuses(tmp_path: Path, words: tuple[str, ...]) 
         pytest.param(("explain", _BYTES), marks=pytest.mark.slow),
         ("plan", "--gpus", "1xA100-40G", _BYTES + b".py"),
         pytest.param(("runs", "status", _BYTES), marks=pytest.mark.slow),
-        (_BYTES,),
-        ("launch", b"--" + _BYTES),
+        pytest.param((_BYTES,), marks=pytest.mark.slow),
+        pytest.param(("launch", b"--" + _BYTES), marks=pytest.mark.slow),
     ],
 )
 def test_arguments_of_any_bytes(tmp_path: Path, words: tuple[str | bytes, ...]) -> None:
@@ -84,8 +84,8 @@ def test_a_current_folder_that_is_gone(tmp_path: Path, verb: str) -> None:
     ("head", "why"),
     [
         (b"PK\x03\x04" + bytes(40), "it is a zip archive"),
-        (b"\xcb\r\r\n\0\0\0\0", "it is a binary file"),
-        ("print(1)\n".encode("utf-16"), "it is a binary file"),
+        pytest.param(b"\xcb\r\r\n\0\0\0\0", "it is a binary file", marks=pytest.mark.slow),
+        pytest.param("print(1)\n".encode("utf-16"), "it is a binary file", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_is_no_source(tmp_path: Path, head: bytes, why: str) -> None:

@@ -144,10 +144,10 @@ _KILLED_THERE = RunEnd(
 @pytest.mark.parametrize(
     ("ends", "agreed"),
     [
-        ((_WELL, _WELL, _WELL), (_WELL, _WELL, _WELL)),
+        pytest.param((_WELL, _WELL, _WELL), (_WELL, _WELL, _WELL), marks=pytest.mark.slow),
         ((_LOST_PEERS, _KILLED, _LOST_PEERS), (_KILLED_THERE,) * 3),
-        ((_NOT_STARTED, _KILLED, _WELL), (_KILLED_THERE,) * 3),
-        ((_SAVED, _SAVED, _SAVED), (_SAVED,) * 3),
+        pytest.param((_NOT_STARTED, _KILLED, _WELL), (_KILLED_THERE,) * 3, marks=pytest.mark.slow),
+        pytest.param((_SAVED, _SAVED, _SAVED), (_SAVED,) * 3, marks=pytest.mark.slow),
         ((_LOST_PEERS, _LOST_PEERS, _NOT_STARTED), (_LOST_PEERS, _LOST_PEERS, _NOT_STARTED)),
     ],
 )

@@ -45,6 +45,7 @@ def runs(run_zerofit: RunZerofit, tmp_path: Path) -> Callable[..., subprocess.Co
     return run
 
 
+@pytest.mark.slow
 def test_a_run_of_this_machine_is_seen_followed_and_cancelled(
     launch: RunningLaunch, runs: RunZerofit
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from each_row import in_each
 
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import placed_optimizer
@@ -40,8 +41,9 @@ from zerofit.planning.plan_labels import label
 from zerofit.scripts.source.names import optimizer_id
 from zerofit.training.setup.optimizer_kinds import make
 
-_EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+_every = in_each(ENTRIES, lambda entry: entry.id)
 _MADE_BY_SCRIPTS = [entry for entry in ENTRIES if entry.library != "config"]
+_of_scripts = in_each(_MADE_BY_SCRIPTS, lambda entry: entry.id)
 _SHAPES = ((128, 64), (4096,), (40,), (64, 100))
 _MISSING = "the package that makes it is not installed: pip install {}"
 
@@ -66,7 +68,7 @@ def test_ids_and_names_are_unique() -> None:
     assert set(REPLACEMENTS) == set(OptimizerName)
 
 
-@pytest.mark.parametrize("entry", _MADE_BY_SCRIPTS, ids=lambda entry: entry.id)
+@_of_scripts
 def test_each_class_has_its_id_in_a_capture_and_in_a_scripts_source(entry: OptimizerEntry) -> None:
     for path in _paths(entry):
         assert optimizer_of_class(path) == entry.id
@@ -110,7 +112,7 @@ def test_trainer_makes_the_class_of_each_name() -> None:
     assert {"adamw_torch", "adamw_bnb_8bit", "lion_8bit", "sgd", "adafactor"} <= made.keys()
 
 
-@_EVERY
+@_every
 def test_each_entry_has_an_answer_in_every_placement(entry: OptimizerEntry) -> None:
     if entry.library == "other":
         return
@@ -128,7 +130,7 @@ def test_each_entry_has_an_answer_in_every_placement(entry: OptimizerEntry) -> N
                 assert row.cause
 
 
-@_EVERY
+@_every
 def test_each_entry_passes_the_rules(entry: OptimizerEntry) -> None:
     situation = situation_of_strategy(
         Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS), topology=Topology(world_size=2)
@@ -139,7 +141,7 @@ def test_each_entry_passes_the_rules(entry: OptimizerEntry) -> None:
     assert placed.optimizer.value == entry.id
 
 
-@pytest.mark.parametrize("entry", _MADE_BY_SCRIPTS, ids=lambda entry: entry.id)
+@_of_scripts
 def test_each_class_is_planned_with_its_memory_or_a_note(entry: OptimizerEntry) -> None:
     for path in _paths(entry):
         group = CapturedGroup(num_tensors=4, num_parameters=18_728, settings={})

@@ -91,6 +91,7 @@ _LIKE_ANOTHER = (
     *("zero2", "zero3_gathered_by_the_script", "zero3_without_cache"),
     *("a_prefix_that_allows_nothing", "a_criterion_without_an_answer", "a_rank_that_fails_alone"),
     *("weights_of_one_rank_each", "gathered_under_zenflow", "guidance_in_step"),
+    *("zero3_encoder_decoder", "prompt_lookup_in_step", "an_assistant_in_step", "out_on_rank_0_alone"),
 )
 """Slow cases, which go the way of others."""
 _SLOW_CASES = ("zero3_in_bf16_autocast", "in_inference_mode", "a_rank_that_is_slow")

@@ -52,7 +52,9 @@ def start(strategy: Strategy, launcher: tuple[str, ...], route: str, folder: Pat
         pytest.param(
             at_stage(ZeroStage.PARAMETERS), TORCHRUN, "trainer", id="ZeRO-3", marks=pytest.mark.slow
         ),
-        pytest.param(Strategy(micro_batch_size=2), (), "accelerate", id="one process"),
+        pytest.param(
+            Strategy(micro_batch_size=2), (), "accelerate", id="one process", marks=pytest.mark.slow
+        ),
         pytest.param(
             at_stage(ZeroStage.GRADIENTS), TORCHRUN, "trainer", id="ZeRO-2, Trainer", marks=pytest.mark.slow
         ),

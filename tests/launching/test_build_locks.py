@@ -42,7 +42,16 @@ def _start(folder: Path, *arguments: str) -> ForkedProgram:
     return ForkedProgram(command, cwd=folder, env=variables)
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, "rank", "fails", "ends"])
+@pytest.mark.parametrize(
+    "ended_by",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        "rank",
+        pytest.param("fails", marks=pytest.mark.slow),
+        "ends",
+    ],
+)
 def test_a_run_takes_its_lock_with_it(ended_by: signal.Signals | str, tmp_path: Path) -> None:
     is_quick = ended_by in ("fails", "ends")
     run = _start(tmp_path, *((str(ended_by),) if is_quick else ()))

@@ -72,6 +72,7 @@ def _export(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_an_export_is_the_gathered_weights_bit_by_bit(saved: Path, tmp_path: Path) -> None:
     run_folder = next(path for path in (saved / "zerofit-runs").iterdir() if path.is_dir())
     finished = _export(run_folder, tmp_path / "out")

@@ -74,7 +74,10 @@ _SCRIPTS = {
 }
 
 
-_LIKE_ANOTHER = ("closes a range", "closes one by one", "closes its error stream", "duplicates over all")
+_LIKE_ANOTHER = (
+    *("closes a range", "closes one by one", "closes its error stream", "duplicates over all"),
+    *("becomes a daemon", "starts a program"),
+)
 """Slow: they close what "closes all" does."""
 
 

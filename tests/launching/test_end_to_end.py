@@ -96,7 +96,7 @@ def test_a_trainer_under_zero_3_has_the_losses_of_plain_accelerate_and_resumes(
     example = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
     target = [*example, *_SHARDED_BY_ZERO_3, "--save_steps=5"]
     flags = (*TWO_RANKS, "--zero-stage", "3", *NO_OFFLOAD)
-    run = launch(*flags, *target, "--save_strategy=steps").check()
+    run = launch(*flags, "--no-capture", *target, "--save_strategy=steps").check()
     losses = trainer_losses(run.folder)
     assert_same(losses, expected, tolerance=FP32_TOLERANCE)
     assert saved_dtypes(run.folder / "out") == {"F32"}

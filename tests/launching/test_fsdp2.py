@@ -92,6 +92,7 @@ def test_weights_that_are_written_after_an_evaluation_count(
     assert seen["more"] == pytest.approx(known["more"], rel=_LOSS)
 
 
+@pytest.mark.slow
 def test_ranks_generate_completions_of_other_lengths_in_step(
     alone: Callable[[str], Path], tmp_path: Path
 ) -> None:

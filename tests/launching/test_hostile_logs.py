@@ -45,7 +45,9 @@ def _explained(text: bytes) -> Explanation:
     return explain_bytes(io.BytesIO(text), "log")
 
 
-@pytest.mark.parametrize("name", _LOGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "chained" else ()) for name in _LOGS]
+)
 def test_a_hostile_log_is_read_in_time(name: str) -> None:
     began = time.process_time()
     _explained(_LOGS[name].encode())

@@ -18,6 +18,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_returns_how_it_ended(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = zerofit.launch("train.py", "3", on_cpu=True, captures=False)
     assert (run.exit_code, run.cause) == (3, "rank 0 exited with 3")

@@ -80,11 +80,11 @@ def test_runs_are_listed_with_their_size_and_state(kept: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "removed"),
     [
-        (("--older-than", "30"), {_OK, _FAILED, _KILLED}),
+        pytest.param(("--older-than", "30"), {_OK, _FAILED, _KILLED}, marks=pytest.mark.slow),
         (("--older-than", "30", "--keep-failed"), {_OK}),
-        (("--keep-last", "0"), {_OK, _FAILED, _KILLED, _NEW}),
+        pytest.param(("--keep-last", "0"), {_OK, _FAILED, _KILLED, _NEW}, marks=pytest.mark.slow),
         (("--keep-last", "5"), {_OK}),
-        (("--keep-last", "50"), set()),
+        pytest.param(("--keep-last", "50"), set(), marks=pytest.mark.slow),
         (("--keep-last", "0", "--older-than", "30"), {_OK, _FAILED, _KILLED}),
     ],
 )
@@ -143,12 +143,13 @@ def _slurm_says(folder: Path, script: str) -> str:
 @pytest.mark.parametrize(
     ("says", "state", "end"),
     [
-        ("echo JobState=PENDING Reason=BeginTime", "running", None),
+        pytest.param("echo JobState=PENDING Reason=BeginTime", "running", None, marks=pytest.mark.slow),
         ("echo JobState=FAILED Reason=NonZeroExitCode", "no record", "its job is FAILED (NonZeroExitCode)"),
-        (
+        pytest.param(
             "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
             "no record",
             "its job is no longer known to the scheduler",
+            marks=pytest.mark.slow,
         ),
         (
             "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",

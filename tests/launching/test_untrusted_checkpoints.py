@@ -204,7 +204,7 @@ def _loop(folder: Path, plan: str, *arguments: str) -> Run:
     "plan",
     [
         pytest.param("--num-processes 2 --zero-stage 2", id="resume"),
-        pytest.param("--num-processes 1 --zero-stage 3", id="elastic resume"),
+        pytest.param("--num-processes 1 --zero-stage 3", id="elastic resume", marks=pytest.mark.slow),
     ],
 )
 def test_no_file_of_a_checkpoint_runs_code_in_a_resume(saved: Path, tmp_path: Path, plan: str) -> None:

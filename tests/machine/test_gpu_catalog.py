@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from each_row import in_each
 from refusals import refusal
 
 from zerofit.core.facts import GpuSpec
@@ -25,11 +26,10 @@ from zerofit.machine.machine_spec import parse_gpus
 _GPUS = load_gpus()
 
 
-def _each() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("gpu", _GPUS, ids=lambda gpu: gpu.name)
+_each = in_each(_GPUS, lambda gpu: gpu.name)
 
 
-@_each()
+@_each
 def test_every_entry_has_its_sources(gpu: CatalogGpu) -> None:
     assert gpu.sources
     assert all(link.startswith("https://") for link in gpu.sources)
@@ -55,7 +55,7 @@ def test_a_driver_name_and_a_memory_mean_one_gpu() -> None:
         assert abs(one.spec.memory_bytes / other.spec.memory_bytes - 1) > 0.15
 
 
-@_each()
+@_each
 def test_memory_is_a_little_below_the_gigabytes_in_the_name(gpu: CatalogGpu) -> None:
     sizes = [name.rsplit("-", 1)[-1] for name in (gpu.name, *gpu.aliases)]
     sizes += [part for name in (gpu.name, *gpu.aliases) for part in name.split("-")]
@@ -78,7 +78,7 @@ def _rates(gpu: CatalogGpu) -> dict[str, float]:
     return rates
 
 
-@_each()
+@_each
 def test_rates_are_of_a_gpus_order(gpu: CatalogGpu) -> None:
     rates = _rates(gpu)
     assert 250e9 <= rates["memory_bytes_per_s"] <= 8e12
@@ -90,7 +90,7 @@ def test_rates_are_of_a_gpus_order(gpu: CatalogGpu) -> None:
     assert 10 <= rates["fp16_flops_per_s"] / rates["memory_bytes_per_s"] <= 500
 
 
-@_each()
+@_each
 def test_bf16_and_tf32_are_there_from_ampere_on(gpu: CatalogGpu) -> None:
     spec = gpu.spec
     if spec.compute_capability is None:
@@ -104,7 +104,7 @@ def test_bf16_and_tf32_are_there_from_ampere_on(gpu: CatalogGpu) -> None:
         assert spec.tf32_flops_per_s == pytest.approx(spec.bf16_flops_per_s / 2, rel=0.02)
 
 
-@_each()
+@_each
 def test_fast_links_are_what_is_faster_than_pcie(gpu: CatalogGpu) -> None:
     spec = gpu.spec
     is_superchip = gpu.name == "GH200-96G"  # whose host link is NVLink as well
@@ -150,7 +150,7 @@ def test_gpus_are_found_by_the_names_that_people_use(name: str, driver_name: str
     assert (gpu.name, gpu.memory_bytes) == (driver_name, memory_mib * MIB)
 
 
-@_each()
+@_each
 def test_every_name_of_an_entry_finds_it(gpu: CatalogGpu) -> None:
     assert {find_gpu(name) for name in (gpu.name, *gpu.aliases)} == {gpu.spec}
 

@@ -127,6 +127,7 @@ _CHOICES: list[tuple[str, Machine, dict[str, Any], str]] = [
     ),
     # On the CPU one process has the whole model; more only as asked.
     ("llama-3-8b", _CPU, {}, "whole model on the CPU, batch 32"),
+    ("llama-3-8b", _EIGHT_80, {"on_cpu": True}, "whole model on the CPU, batch 32"),
     ("gpt2", _EIGHT_80, {"on_cpu": True}, "whole model on the CPU, batch 32"),
     # What a flag says is kept.
     ("llama-3-8b", _ONE_24, {"micro_batch_size": 3}, "whole model on one GPU, batch 3"),
@@ -146,7 +147,11 @@ _CHOICES: list[tuple[str, Machine, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "node", "request_", "expected"), _CHOICES)
+@pytest.mark.parametrize(
+    ("name", "node", "request_", "expected"),
+    # Models that other tests here trace, too, are traced at each change.
+    [pytest.param(*case, marks=pytest.mark.slow if case[0] == "gpt2" else ()) for case in _CHOICES],
+)
 def test_the_first_layout_that_fits_is_chosen(
     name: str, node: Machine, request_: dict[str, Any], expected: str
 ) -> None:

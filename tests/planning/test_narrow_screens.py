@@ -51,6 +51,12 @@ _ANSWERS: dict[str, Callable[[], Answer]] = {
     "a script that does not fit": lambda: solved(captured_problem(num_gpus=1, memory_gib=2), gpus=_GPUS),
     "layouts": lambda: solved(problem(num_gpus=4, sequence_length=4096), compares_layouts=True),
 }
+_LIKE_ANOTHER = (
+    *("fits on fixed terms", "nothing fits with what was asked", "the host is too small"),
+    "a screen of what does not fit",
+)
+"""Slow: tables of the kinds that the others have."""
+_NAMES = [pytest.param(name, marks=pytest.mark.slow if name in _LIKE_ANOTHER else ()) for name in _ANSWERS]
 
 
 @cache
@@ -69,7 +75,7 @@ def _whole(answer: Answer, width: int | None) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-@pytest.mark.parametrize("name", _ANSWERS)
+@pytest.mark.parametrize("name", _NAMES)
 def test_no_line_is_too_long_and_none_is_cut(name: str, width: int) -> None:
     text = _whole(_answer(name), width)
     too_long = [line for line in text.splitlines() if len(line) > width and " " in line.strip()]
@@ -77,7 +83,7 @@ def test_no_line_is_too_long_and_none_is_cut(name: str, width: int) -> None:
     assert not [word for word in text.split() if word.endswith(("…", "...")) and not word.endswith("....")]
 
 
-@pytest.mark.parametrize("name", _ANSWERS)
+@pytest.mark.parametrize("name", _NAMES)
 def test_reasons_have_all_their_words_at_80_columns(name: str) -> None:
     """A narrow table abbreviates strategies and leaves columns out; what follows it is the same text."""
     answer = _answer(name)
@@ -90,7 +96,7 @@ def test_reasons_have_all_their_words_at_80_columns(name: str) -> None:
         assert set(wide - narrow) <= {"why"}, "the header of what then stands below the others"
 
 
-@pytest.mark.parametrize("name", _ANSWERS)
+@pytest.mark.parametrize("name", _NAMES)
 def test_a_verdict_is_printed_once(name: str) -> None:
     answer = _answer(name)
     text = "\n".join([*as_it_is_lines(answer), plan_table(answer, width=80)])

@@ -88,6 +88,7 @@ def test_stages_share_the_operations_and_the_parameters_of_the_whole(checkpoints
     assert sum(sizes[:3]) == sizes[3]
 
 
+@pytest.mark.slow
 def test_tied_embeddings_are_on_both_ends() -> None:
     held = [[one.name for one in _log(stage, is_tied=True).parameters] for stage in range(2)]
     assert ["model.embed_tokens.weight" in names for names in held] == [True, True]
@@ -119,7 +120,10 @@ def _live(setup: Any) -> dict[RunPhase, dict[str, int]]:
     return {peak.phase: dict(peak.live) for peak in replay_live(play_strategy(setup).tape).peaks}
 
 
-@pytest.mark.parametrize(("number", "received"), [(0, 4), (1, 8), (2, 4)])
+@pytest.mark.parametrize(
+    ("number", "received"),
+    [pytest.param(0, 4, marks=pytest.mark.slow), (1, 8), pytest.param(2, 4, marks=pytest.mark.slow)],
+)
 def test_a_stage_holds_a_buffer_for_each_micro_batch_from_both_its_neighbours(
     number: int, received: int
 ) -> None:
@@ -169,6 +173,7 @@ def test_the_fullest_stage_is_the_estimate_and_says_which_it_is() -> None:
     )
 
 
+@pytest.mark.slow
 def test_more_micro_batches_wait_for_a_smaller_share_of_the_step() -> None:
     estimator = _estimator(_problem(2, global_batch_size=64))
     shares = []
@@ -363,6 +368,7 @@ def _interleaved() -> Answer:
     return solve(_problem(2, per_rank=2, spec=fixed), estimator_of=_estimator)
 
 
+@pytest.mark.slow
 def test_a_plan_of_interleaved_stages_says_the_blocks_of_each_and_keeps_them() -> None:
     answer = _interleaved()
     assert answer.fits
@@ -399,6 +405,7 @@ def test_a_plan_has_the_stages_per_rank_that_a_flag_says() -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_stage_on_each_rank_is_suggested_where_several_do_not_fit() -> None:
     fixed: Any = {"micro_batch_size": 4, "gradient_checkpointing": False, "precision": Precision.FP32}
     asked = _problem(2, per_rank=2, global_batch_size=32)

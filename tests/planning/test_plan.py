@@ -148,9 +148,14 @@ def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: P
     ("size", "asked", "is_told"),
     [
         (3e10, {}, True),
-        (1e12, {}, True),
+        pytest.param(1e12, {}, True, marks=pytest.mark.slow),
         (5e8, {}, False),
-        (1e12, {"model": "llama-2-7b", "global_batch_size": 2, "gpus": "2xT4"}, False),  # nor without them
+        pytest.param(
+            1e12,
+            {"model": "llama-2-7b", "global_batch_size": 2, "gpus": "2xT4"},
+            False,
+            marks=pytest.mark.slow,
+        ),  # nor without them
     ],
 )
 def test_a_files_buckets_that_alone_do_not_fit_are_named(

@@ -18,7 +18,6 @@ from zerofit.planning.recipes import Recipe, Training, load_recipes
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _RECIPES = load_recipes()
 _IDS = [recipe.id for recipe in _RECIPES]
-_QUICK = next(recipe for recipe in _RECIPES if recipe.id == "bert-base-uncased/full")
 _OFF_BY = 0.01
 """How far a plan may be from what was written: other releases of transformers trace a little more or less."""
 
@@ -71,12 +70,10 @@ def test_the_lines_are_understood(training: Training, run_zerofit: _RunZerofit, 
     assert "no such option" not in launched.stderr.lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
-    [
-        pytest.param(recipe, id=recipe.id, marks=() if recipe is _QUICK else pytest.mark.slow)
-        for recipe in _RECIPES
-    ],
+    [pytest.param(recipe, id=recipe.id) for recipe in _RECIPES],
 )
 def test_a_recipe_is_planned_as_was_written(recipe: Recipe) -> None:
     assert recipe.planned is not None

@@ -102,7 +102,7 @@ _VERBS: dict[Verb, tuple[str, ...]] = {
 }
 
 
-_each_number = pytest.mark.parametrize("num_lines", [60, pytest.param(200, marks=pytest.mark.slow)])
+_each_number = pytest.mark.parametrize("num_lines", [30, pytest.param(200, marks=pytest.mark.slow)])
 """Of drawn lines."""
 _UNDERSCORED = {
     "--config-file": "--config_file",

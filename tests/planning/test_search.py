@@ -259,7 +259,9 @@ def _real(asked: Any) -> tuple[SearchResult, Strategy | None]:
     return found, _exhaustive(strategies, estimator)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))]
+)
 def test_the_choice_is_that_of_an_exhaustive_search_with_real_estimates(seed: int) -> None:
     dice = random.Random(seed)
     asked = problem(

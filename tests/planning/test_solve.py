@@ -64,6 +64,7 @@ def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
     assert plan_from_json(plan_to_json(plan), name="plan.json") == plan
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     num_gpus=st.sampled_from([1, 2, 8]),
@@ -157,7 +158,7 @@ def test_what_the_user_set_is_given_up_before_samples_are_cut(memory_gib: int, t
     assert line == "zerofit plan --micro-batch-size 1 --allow lora,qlora"
 
 
-@pytest.mark.parametrize("maker", ["AMD Instinct", "NVIDIA"])
+@pytest.mark.parametrize("maker", ["AMD Instinct", pytest.param("NVIDIA", marks=pytest.mark.slow)])
 def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
     asked = problem(
         num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, facts=LARGE, spec=_CHECKPOINTING
@@ -171,6 +172,7 @@ def test_another_makers_gpus_are_not_suggested(maker: str) -> None:
     assert change == f"1 x {maker} of {size} GiB) on each node"
 
 
+@pytest.mark.slow
 def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() -> None:
     few = _CHECKPOINTING.setting(micro_batch_size=1)
     asked = captured_problem(num_gpus=1, memory_gib=1.2, host_gib=2, spec=few)
@@ -197,7 +199,10 @@ def test_changes_are_traced_in_the_precision_alone_that_closed_forms_choose() ->
     assert len(with_lora) == 1
 
 
-@pytest.mark.parametrize("global_batch_size", [6, 12, 40])
+@pytest.mark.parametrize(
+    "global_batch_size",
+    [6, pytest.param(12, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.slow)],
+)
 def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_size: int) -> None:
     kept = _CHECKPOINTING.setting(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
 
@@ -279,7 +284,7 @@ _NVME = spec_of(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevic
     ("nvme_gib", "spec", "lacks"),
     [
         (100, _NVME, ""),
-        (1, _NVME, "needs 1.6 GiB of 1.0 GiB on NVMe disks of each node"),
+        pytest.param(1, _NVME, "needs 1.6 GiB of 1.0 GiB on NVMe disks of each node", marks=pytest.mark.slow),
         (0, _NVME, "needs 1.6 GiB of none on NVMe disks of each node"),
         pytest.param(0, _NVME.setting(nvme_path="/disk"), "", id="a folder whose room is not known"),
     ],

@@ -57,7 +57,6 @@ AT_EACH_CHANGE = {
     ("z3", "loop"),
     ("fsdp", "loop"),
     ("fsdp", "trainer"),
-    ("hybrid", "loop"),
     ("hybrid", "trainer"),
     ("tp", "trainer"),
     ("sp", "trainer"),

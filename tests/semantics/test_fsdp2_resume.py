@@ -19,7 +19,7 @@ _RANKS = {1: "fsdp-alone", 2: "fsdp", 4: "fsdp-four"}
 @pytest.mark.parametrize(
     ("route", "state_dict", "saved_on", "resumed_on", "changes"),
     [
-        ("loop", "sharded", 2, 4, ()),
+        pytest.param("loop", "sharded", 2, 4, (), marks=pytest.mark.slow),
         pytest.param("loop", "sharded", 4, 1, ("lora",), marks=pytest.mark.slow),
         pytest.param("loop", "sharded", 1, 2, (), marks=pytest.mark.slow),
         pytest.param("loop", "full", 2, 1, (), marks=pytest.mark.slow),

@@ -71,7 +71,6 @@ WAYS = {
 AT_EACH_CHANGE = {
     ("loop_by_hand", "ZeRO-3, uneven micro-batch"),
     ("two_optimizers", "data parallel, micro-batch"),
-    ("late_loader", "captured, ZeRO-2, micro-batch"),
     ("trainer_own_parts", "ZeRO-3, checkpointing"),
     ("trainer_padding_free", "ZeRO-2"),
 }

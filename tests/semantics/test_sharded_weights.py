@@ -39,7 +39,7 @@ _SHAPES = "shapes of tensors do not fit each other"
         pytest.param("view", "net[0].weight", _PLACEHOLDER, marks=pytest.mark.slow),
         pytest.param("singular-values", "net[0].weight", _PLACEHOLDER, marks=pytest.mark.slow),
         pytest.param("helper", "weight", _PLACEHOLDER, marks=pytest.mark.slow),
-        ("other-shape", "", _SHAPES),
+        pytest.param("other-shape", "", _SHAPES, marks=pytest.mark.slow),
         (
             "other-empty",
             "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,8 @@ _STARTED = sorted(
     {tuple(words) for words in (*_of_make(), *_of_documents()) if words[0].startswith("benchmarks/")}
 )
 """What make and the documents run, stopped once the flags are parsed."""
+_HELPED = [(script, "--help") for script in _SCRIPTS]
 _RUN = [
-    *((script, "--help") for script in _SCRIPTS),
     ("benchmarks/published.py", "hf-bertL-adafactor-all"),
     ("benchmarks/side_by_side.py", "hf-bertL-adafactor-all"),
     ("benchmarks/published_steps.py", "bert vanilla"),
@@ -64,12 +65,19 @@ _RUN = [
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """How each file's imports and each script ended; those that run whole are in `ran`."""
     out = tmp_path_factory.mktemp("out")
-    asked = {
-        "imports": _FILES,
-        "started": _STARTED,
-        "run": [[word.replace("OUT", str(out)) for word in words] for words in _RUN],
-    }
+    return _ended(out, imports=_FILES, started=_STARTED, run=_HELPED)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """How each script that is run whole ended."""
+    return _ended(tmp_path_factory.mktemp("out"), imports=[], started=[], run=_RUN)
+
+
+def _ended(out: Path, *, run: Sequence[tuple[str, ...]], **others: object) -> dict[str, str]:
+    asked = {**others, "run": [[word.replace("OUT", str(out)) for word in words] for words in run]}
     (out / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
     command = (sys.executable, str(_PROGRAM), str(out / "asked.json"), str(out / "ended.json"))
     run_command(command, ROOT, XDG_CACHE_HOME=str(out / "cache"), PYTHONPATH=str(ROOT)).check()
@@ -94,9 +102,15 @@ def test_a_script_takes_the_flags_that_it_is_told_to_take(
     assert ended[" ".join(words)] == "ok"
 
 
-@pytest.mark.parametrize("words", _RUN, ids=" ".join)
-def test_a_script_runs(ended: dict[str, str], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", _HELPED, ids=" ".join)
+def test_a_script_shows_its_flags(ended: dict[str, str], words: tuple[str, ...]) -> None:
     assert ended[" ".join(words)] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", _RUN, ids=" ".join)
+def test_a_script_runs(ran: dict[str, str], words: tuple[str, ...]) -> None:
+    assert ran[" ".join(words)] == "ok"
 
 
 def test_every_script_is_started_by_make_or_by_a_document() -> None:

@@ -273,7 +273,7 @@ from zerofit import UserError
     ("end", "exit_code", "error"),
     [
         ("pass", 0, None),
-        ("sys.exit(3)", 3, None),
+        pytest.param("sys.exit(3)", 3, None, marks=pytest.mark.slow),
         ("sys.exit('no data')", 1, None),
         ("raise KeyError('x')", 1, "KeyError"),
         ("raise UserError('a-rule', 'wrong', found='f', why='w', fix='x')", 1, "UserError"),

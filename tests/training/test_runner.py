@@ -104,7 +104,7 @@ _SCRIPTS = {
 
 _LIKE_ANOTHER = (
     *("helper", "chained", "syntax error", "base exception", "exit None", "exit 7", "os._exit"),
-    *("main is this module", "source"),
+    *("main is this module", "source", "pickle", "spawned workers", "exit text"),
 )
 """Slow cases, which Python ends or names as it does others."""
 
@@ -136,12 +136,14 @@ def test_a_package_runs_by_its_main(folder: Path) -> None:
     ("text", "exit_code", "error_type", "error_message"),
     [
         ("print('x')", 0, None, None),
-        ("import sys\nsys.exit(7)", 7, "SystemExit", "7"),
-        ("import sys\nsys.exit('text')", 1, "SystemExit", "text"),
+        pytest.param("import sys\nsys.exit(7)", 7, "SystemExit", "7", marks=pytest.mark.slow),
+        pytest.param("import sys\nsys.exit('text')", 1, "SystemExit", "text", marks=pytest.mark.slow),
         ("try:\n    raise MemoryError('full')\nexcept MemoryError:\n    exit(3)", 3, "MemoryError", "full"),
-        ("try:\n    {}['a']\nexcept KeyError:\n    exit(3)", 3, "SystemExit", "3"),
+        pytest.param(
+            "try:\n    {}['a']\nexcept KeyError:\n    exit(3)", 3, "SystemExit", "3", marks=pytest.mark.slow
+        ),
         ("raise ValueError('bad value')", 1, "ValueError", "bad value"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", ""),
+        pytest.param("raise KeyboardInterrupt", 130, "KeyboardInterrupt", "", marks=pytest.mark.slow),
         ("def f(:", 1, "SyntaxError", None),
     ],
 )
@@ -158,7 +160,10 @@ def test_record_of_an_end(
     assert (record["rank"], record["changes"], record["peak_gpu_allocated_bytes"]) == (0, [], None)
 
 
-@pytest.mark.parametrize("text", ["import os\nos._exit(3)", "import os\nos.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "text",
+    ["import os\nos._exit(3)", pytest.param("import os\nos.kill(os.getpid(), 9)", marks=pytest.mark.slow)],
+)
 def test_a_rank_that_ends_without_its_own_doing_leaves_no_record(folder: Path, text: str) -> None:
     _runner(folder, _script(folder, text))
     assert not list((folder / "run/ranks").glob("*.json"))
@@ -188,7 +193,12 @@ def test_a_broken_plan_is_a_message_and_not_a_traceback(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "exit_code"), [("", 0), ("raise SystemExit(7)", 7), ("raise ValueError('x')", 1)]
+    ("text", "exit_code"),
+    [
+        pytest.param("", 0, marks=pytest.mark.slow),
+        pytest.param("raise SystemExit(7)", 7, marks=pytest.mark.slow),
+        ("raise ValueError('x')", 1),
+    ],
 )
 def test_a_record_that_cannot_be_written_changes_nothing(folder: Path, text: str, exit_code: int) -> None:
     (folder / "run/ranks").touch()
@@ -276,9 +286,17 @@ _FORKS = {
         "6",
     ),
 }
+_QUICK_FORKS = ("an exception", "its own exit handlers", "its own output")
+"""One end, what is told at it, and what is written at it; the other ends are slow."""
 
 
-@pytest.mark.parametrize(("script", "exit_code", "printed"), _FORKS.values(), ids=_FORKS)
+@pytest.mark.parametrize(
+    ("script", "exit_code", "printed"),
+    [
+        pytest.param(*case, id=name, marks=() if name in _QUICK_FORKS else pytest.mark.slow)
+        for name, case in _FORKS.items()
+    ],
+)
 def test_the_end_of_a_forked_child_is_not_that_of_the_rank(
     folder: Path, script: str, exit_code: int, printed: str
 ) -> None:

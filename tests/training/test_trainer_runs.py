@@ -71,9 +71,14 @@ def loss_of_items(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> 
     ("arguments", "more", "plans"),
     [
         ({}, {}, (PIECES,)),
-        ({**EVALUATES, "save_steps": 2, "load_best_model_at_end": True}, {}, (PIECES, SPLIT)),
+        pytest.param(
+            {**EVALUATES, "save_steps": 2, "load_best_model_at_end": True},
+            {},
+            (PIECES, SPLIT),
+            marks=pytest.mark.slow,
+        ),
         ({"num_train_epochs": 2, "max_steps": -1}, {}, (PIECES,)),
-        ({"label_smoothing_factor": 0.1}, {}, (PIECES, SPLIT)),
+        pytest.param({"label_smoothing_factor": 0.1}, {}, (PIECES, SPLIT), marks=pytest.mark.slow),
         ({"neftune_noise_alpha": 0.0, "gradient_checkpointing": True}, {}, (PIECES, SPLIT)),
         ({"train_sampling_strategy": "group_by_length"}, {}, (PIECES,)),
         ({}, {"compute_loss_func": loss_of_items}, (PIECES,)),

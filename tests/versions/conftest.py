@@ -27,9 +27,14 @@ class _Kept:
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
         self._peaks: dict[str, object] = {}
+        self._order: dict[str, int] = {}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self._order = {_name(nodeid): number for number, nodeid in enumerate(ids)}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.partition("::test_")[2].replace("_", " ")
+        name = _name(report.nodeid)
         self._seconds[name] = self._seconds.get(name, 0) + report.duration  # its fixtures' among them
         if not report.passed:
             self._failed.add(name)
@@ -41,7 +46,7 @@ class _Kept:
         checks = [
             {"check": name, "passed": name not in self._failed, "seconds": round(seconds)}
             | ({"peak_bytes": self._peaks[name]} if name in self._peaks else {})
-            for name, seconds in self._seconds.items()
+            for name, seconds in sorted(self._seconds.items(), key=lambda one: self._order.get(one[0], 0))
         ]
         if not checks:
             return
@@ -54,7 +59,11 @@ class _Kept:
         self._path.write_text(f"{json.dumps(kept, indent=1)}\n", encoding="utf-8")
 
 
+def _name(nodeid: str) -> str:
+    return nodeid.partition("::test_")[2].replace("_", " ")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption(_SET, default=None)
-    if name is not None:
+    if name is not None and not hasattr(config, "workerinput"):  # workers report to the process that writes
         config.pluginmanager.register(_Kept(_MEASURED / f"{name}.json"))

@@ -83,6 +83,7 @@ def test_weights_in_16_bit_take_half_and_are_not_cast(predictor: Predictor) -> N
     assert (pure.parts.activations or 0) < (autocast.parts.activations or 0)
 
 
+@pytest.mark.slow
 def test_of_more_ranks_each_needs_no_more(predictor: Predictor) -> None:
     partitioned = _with(
         engine=Engine.DEEPSPEED,

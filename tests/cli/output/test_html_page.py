@@ -290,6 +290,7 @@ document.title = JSON.stringify(seen);
 """
 
 
+@pytest.mark.slow
 @_in_browser
 def test_a_click_sorts_by_numbers_and_names(tmp_path: Path, run_zerofit: _RunZerofit) -> None:
     assert run_zerofit("plan", *_QUICK, "--html", "plan.html", cwd=tmp_path).returncode == 0
@@ -369,8 +370,9 @@ document.title = JSON.stringify([innerWidth, out.map(part => part.outerHTML.slic
 """
 
 
+@pytest.mark.slow
 @_in_browser
-@pytest.mark.parametrize(("width", "zoom"), [pytest.param(500, 1.25, marks=pytest.mark.slow), (1200, 1)])
+@pytest.mark.parametrize(("width", "zoom"), [(500, 1.25), (1200, 1)])
 def test_nothing_is_beyond_the_edge_of_a_window(
     tmp_path: Path, run_zerofit: _RunZerofit, width: int, zoom: float
 ) -> None:

@@ -16,7 +16,7 @@ from zerofit.core.upstream.deepspeed import wait_for_every_gather
 _PROGRAM = Path(__file__).with_name("engine_program.py")
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("way", ["own", "older"])
 def test_a_step_has_the_gradients_of_all_passes_though_none_was_known_to_be_the_last(
     stage: int, way: str, tmp_path: Path

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
+from each_row import in_each
 from zero_plays import peaks
 
 from memory.cases import BATCH, CASES, batch_bytes
@@ -184,14 +185,14 @@ def _without_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "cublas_workspace_bytes", lambda _: 0)
 
 
-@pytest.mark.parametrize("case", TOLD, ids=lambda case: case.key)
+@in_each(TOLD, lambda case: case.key)
 def test_the_device_holds_what_was_measured(case: Case) -> None:
     for rank in range(case.num_ranks):
         estimated = _of_whole_passes(case, _device(case, rank))
         assert _differences(estimated, _measured(case, rank, "device")) == {}
 
 
-@pytest.mark.parametrize("case", [case for case in TOLD if not case.lora], ids=lambda case: case.key)
+@in_each([case for case in TOLD if not case.lora], lambda case: case.key)
 def test_the_host_holds_what_was_measured(case: Case) -> None:
     """Without LoRA, whose measured script makes its base in fp32 and casts it before peft's adapters come."""
     small = _SMALL + 4 * batch_bytes(case) + (_PROBE if case.pipeline > 1 else 0)

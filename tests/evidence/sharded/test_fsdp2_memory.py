@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each_row import in_each
 
 from sharded.cases import CASES, Case
 from sharded.estimated import estimated
@@ -14,7 +15,7 @@ _SOME = (
     "llama-no-n2",
     pytest.param("llama-bf16-n2-x4", marks=pytest.mark.slow),
     pytest.param("llama-bf16-n2-x3-offload", marks=pytest.mark.slow),
-    "llama-bf16-n4-copies2",
+    pytest.param("llama-bf16-n4-copies2", marks=pytest.mark.slow),
 )
 _BY_KEY = {case.key: case for case in CASES}
 
@@ -24,12 +25,12 @@ def test_every_case_was_measured() -> None:
     assert len(CASES) >= 60
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+@in_each(CASES, lambda case: case.key)
 def test_the_trace_holds_what_real_ranks_held(case: Case) -> None:
     assert {phase for phase in PHASES if abs(difference(FOUND[case.key], phase)) > LIMIT} == set()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+@in_each(CASES, lambda case: case.key)
 def test_torchs_own_tracker_tells_the_same(case: Case) -> None:
     told = FOUND[case.key]["estimated"][BY_TORCH]
     assert told is None or told == pytest.approx(peak_of_steps(FOUND[case.key]), rel=_BY_TORCH)

@@ -48,7 +48,9 @@ def test_other_operations_are_those_that_pytorch_counts_of_a_real_run(name: str)
     assert counter.get_total_flops() == sum(_operations(name, request).values()) > 0
 
 
-@pytest.mark.parametrize(("name", "intermediate"), [("mixtral", 48), ("qwen3-moe", 24)])
+@pytest.mark.parametrize(
+    ("name", "intermediate"), [("mixtral", 48), pytest.param("qwen3-moe", 24, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("weights", [Precision.BF16, Precision.FP32], ids=["torch's", "transformers'"])
 def test_experts_multiply_by_three_matrices_and_twice_again_backward(
     name: str, intermediate: int, weights: Precision
@@ -72,7 +74,7 @@ def test_the_gradients_of_a_depthwise_convolution_cost_twice_what_it_does() -> N
     assert found == {Pass.FORWARD: forward, Pass.BACKWARD: 2 * forward}
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_what_a_checkpointed_function_of_autograd_does_again_is_recomputation(name: str) -> None:
     """Transformers' products of experts in fp32 and ZeRO-3's linear layers are such functions."""
     plain = _operations(name, _PLAIN)

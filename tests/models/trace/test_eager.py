@@ -24,6 +24,8 @@ _SECOND = replace(_CHECKPOINTED, checkpoint_every=2)
 _LOW = replace(_PLAIN, weights=Precision.BF16)
 _ADAPTED = replace(_PLAIN, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))
 
+_QUICK = ("llama", "vit")
+"""Of _FAST; the others are slow."""
 _FAST = [("bert", _PLAIN), ("llama", _SECOND), ("vit", _PLAIN), ("gemma2", _LOW)]
 _REST = [
     *((name, _PLAIN) for name in ("gpt2", "llama", "mixtral", "t5", "whisper", "roberta", "gemma3", "bart")),
@@ -55,7 +57,11 @@ def _run(name: str, request_: TraceRequest) -> RawLog:
 
 
 @pytest.mark.parametrize(
-    ("name", "request_"), [*_FAST, *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST)]
+    ("name", "request_"),
+    [
+        *(pytest.param(*case, marks=() if case[0] in _QUICK else pytest.mark.slow) for case in _FAST),
+        *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST),
+    ],
 )
 def test_a_fake_run_allocates_what_a_real_one_does(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -134,7 +134,14 @@ def _family(name: str) -> tuple[Any, Any, TraceRequest, float]:
     return config, getattr(transformers, architecture)._from_config, request, within
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+_QUICK_PEAKS = ("convnext", "wav2vec2", "idefics3")
+"""Pictures, sound, pictures in a text; the other families are slow."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in _QUICK_PEAKS else pytest.mark.slow) for name in FAMILIES],
+)
 def test_a_traced_run_has_the_peak_of_a_real_one(name: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -155,7 +162,7 @@ def test_a_traced_run_has_the_peak_of_a_real_one(name: str) -> None:
     assert peak == pytest.approx(counted_in(micro_batch, real)[0], rel=within)
 
 
-_QUICK = ("convnext", "switch_transformers")
+_QUICK = ("convnext",)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_padded_batch_is_gathered_and_makes_no_square_of_its_length() -> None:
     assert len(gathers) == 3 + 1  # query, key and value; and the gradient of what is put back
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_a_sliding_window_costs_only_the_scores_it_sees(is_padded: bool, again: bool) -> None:
     request = replace(_LOW, is_padded=is_padded, gradient_checkpointing=again)

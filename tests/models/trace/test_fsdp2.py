@@ -81,7 +81,9 @@ def test_each_unit_is_gathered_in_forward_and_backward_but_the_tail() -> None:
     assert whole < resharded < 2 * kept
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3, 64])
+@pytest.mark.parametrize(
+    "num_ranks", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 64))]
+)
 def test_rank_0_holds_its_share_of_each_weight_rounded_up(num_ranks: int) -> None:
     log = _log("llama", _request(Sharding(shard_size=num_ranks)))
     for parameter, shard in zip(log.parameters, log.shards, strict=True):
@@ -106,8 +108,7 @@ def test_units_are_the_embeddings_each_block_and_the_head_with_the_last_norm() -
     "name",
     [
         "roberta",
-        "mixtral",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "vit", "falcon")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "gpt2", "vit", "falcon")),
     ],
 )
 def test_families_whose_embeddings_are_no_unit_are_sharded(name: str) -> None:
@@ -138,7 +139,7 @@ def test_offloaded_shards_are_copied_to_the_gpu_and_leave_no_gradients_there() -
     )
 
 
-@pytest.mark.parametrize("stored_in", [None, Precision.BF16])
+@pytest.mark.parametrize("stored_in", [pytest.param(None, marks=pytest.mark.slow), Precision.BF16])
 def test_nf4_is_sharded_if_its_storage_is_a_floating_type(stored_in: Precision | None) -> None:
     request = _request(
         replace(_TWO, precision=Precision.BF16),

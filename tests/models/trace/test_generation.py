@@ -177,7 +177,8 @@ def test_few_layers_stand_for_all(family: str, num_beams: int) -> None:
             assert _live(one.log_for(samples), samples) == _live(other.log_for(samples), samples)
 
 
-@pytest.mark.parametrize("num_beams", [1, pytest.param(3, marks=_SLOW)])
+@_SLOW
+@pytest.mark.parametrize("num_beams", [1, 3])
 def test_the_last_layers_of_a_deep_model_are_not_run(num_beams: int) -> None:
     def build(dtype: Any) -> Any:
         model = build_real("llama", **_DEEP["llama"])(dtype=dtype)
@@ -222,6 +223,7 @@ def test_bytes_of_a_token(name: str, precision: Precision, expected: int) -> Non
     assert (sizes[1] - sizes[0]) / 8 == expected
 
 
+@pytest.mark.slow
 def test_a_completion_of_one_token_has_no_second_pass() -> None:
     trace = _traced("gpt2", (10, 1))
     assert trace.decode == trace.prefill

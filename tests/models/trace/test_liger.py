@@ -122,6 +122,7 @@ def test_the_loss_takes_the_time_of_three_products_with_the_head() -> None:
     assert fused - plain == 2 * 2 * 3 * _LENGTH * _WIDTH * _WORDS
 
 
+@pytest.mark.slow
 def test_a_frozen_heads_gradient_is_not_computed_and_any_length_is_divided_evenly() -> None:
     lora = Lora(rank=4, target_modules=("q_proj",))
     trace = _trace(_llama(), *LIGER, lora=lora, sequence_length=101)
@@ -129,17 +130,20 @@ def test_a_frozen_heads_gradient_is_not_computed_and_any_length_is_divided_evenl
     assert _WORDS * _WIDTH * 4 not in _bytes(trace.log_for(3))
 
 
+@pytest.mark.slow
 def test_phis_gates_are_copied_and_its_logits_are_not_whole() -> None:
     sizes = _bytes(_trace(Phi3ForCausalLM(Phi3Config(**_SIZES)), *LIGER).log_for(3))
     assert max(sizes) < 3 * _LOGITS
     assert sizes.count(3 * _LENGTH * _INNER * 4) >= 3 * _LAYERS  # gate, up and their product
 
 
+@pytest.mark.slow
 def test_granites_logits_are_whole_and_become_their_gradient() -> None:
     sizes = _bytes(_trace(GraniteForCausalLM(GraniteConfig(**_SIZES)), *LIGER).log_for(3))
     assert 0 < sizes.count(3 * _LOGITS) < _bytes(_of_llama().log_for(3)).count(3 * _LOGITS)
 
 
+@pytest.mark.slow
 def test_without_labels_logits_are_whole_and_a_traced_model_computes_as_before() -> None:
     model, ids = _llama().train(), torch.zeros(2, _LENGTH, dtype=torch.int64)
     before = model(input_ids=ids, labels=ids)

@@ -56,7 +56,8 @@ def _given(name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "num_layers", "request_"),
     [
-        ("gpt2", 5, _PLAIN),  # the fewest layers of which one is left out
+        # The fewest layers of which one is left out.
+        pytest.param("gpt2", 5, _PLAIN, marks=pytest.mark.slow),
         *(
             pytest.param(name, num_layers, request, marks=pytest.mark.evidence)
             for name in ("gpt2", "bert", "llama", "t5", "vit", "mixtral")
@@ -83,7 +84,8 @@ _REST = [
 
 
 @pytest.mark.parametrize(
-    ("name", "request_"), [*_FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in _REST)]
+    ("name", "request_"),
+    [pytest.param(*case, marks=() if case in _FAST[:2] else pytest.mark.slow) for case in (*_FAST, *_REST)],
 )
 def test_one_run_of_a_live_model_is_that_of_its_configuration(name: str, request_: TraceRequest) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -233,7 +235,9 @@ def test_norms_that_a_script_keeps_in_fp32_stay_so() -> None:
         assert {one.element_size() for one in copied.parameters()} == expected
 
 
-@pytest.mark.parametrize(("switched", "asked"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("switched", "asked"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)]
+)
 def test_checkpointing_is_the_requests_and_not_the_scripts(switched: bool, asked: bool) -> None:
     _, _, model = _live("llama", 1)
     if switched:

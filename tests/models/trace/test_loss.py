@@ -89,7 +89,7 @@ _REST = [
 @pytest.mark.parametrize(
     ("name", "weights", "factor"),
     [
-        *(pytest.param(*case, marks=pytest.mark.slow if case[0] == "gemma2" else ()) for case in _FAST),
+        *(pytest.param(*case, marks=() if case[0] == "bert" else pytest.mark.slow) for case in _FAST),
         *(pytest.param(*case, marks=pytest.mark.evidence) for case in _REST),
     ],
 )

@@ -86,7 +86,10 @@ _CASES: dict[str, Made] = {
     "GaLoreAdafactor": _projected("galore_torch.GaLoreAdafactor"),
     "APOLLOAdamW": _projected("apollo_torch.APOLLOAdamW", proj="random", scale_type="channel"),
 }
-_FORMATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+_FORMATS = pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.slow)],
+)
 
 
 def _parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:

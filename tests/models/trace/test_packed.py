@@ -94,6 +94,7 @@ def test_an_own_quantized_base_is_copied_with_its_bytes(tmp_path: Path) -> None:
     assert sum(made.buffer_bytes) - buffers == sum(_states(real).values())
 
 
+@pytest.mark.slow
 def test_a_model_of_which_nothing_is_quantized_is_said_to_be_so() -> None:
     request = replace(_REQUEST, sequence_length=8, lora=Lora(rank=4, target_modules=("query_key_value",)))
     trace = trace_config(*tiny("falcon", 1), request)

@@ -49,7 +49,13 @@ def _held(log: AllocationLog) -> int:
     return sum(one.num_elements * one.bytes_per_element for one in frozen) + sum(log.buffer_bytes)
 
 
-@pytest.mark.parametrize("name", _FORMATS)
+_QUICK = ("nf4", "int8", "gptq")
+"""Formats of bitsandbytes, and of integers with scales; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in _FORMATS]
+)
 def test_a_quantized_checkpoint_holds_its_own_bytes_and_trains_adapters_alone(name: str) -> None:
     form = format_of({"quantization_config": _FORMATS[name]})
     assert form is not None
@@ -70,9 +76,11 @@ def test_a_quantized_checkpoint_holds_its_own_bytes_and_trains_adapters_alone(na
 @pytest.mark.parametrize(
     ("kept", "num_packed", "packs_head"),
     [
-        (None, 14, False),  # transformers' default: all linear layers but the head
+        pytest.param(
+            None, 14, False, marks=pytest.mark.slow
+        ),  # transformers' default: all linear layers but the head
         (["lm_head", "down_proj"], 12, False),
-        (["model.layers.1"], 8, True),
+        pytest.param(["model.layers.1"], 8, True, marks=pytest.mark.slow),
     ],
 )
 def test_modules_that_a_checkpoint_keeps_wide_stay_wide(
@@ -84,7 +92,8 @@ def test_modules_that_a_checkpoint_keeps_wide_stay_wide(
     assert any("lm_head" in one for one in packed) is packs_head
 
 
-@pytest.mark.parametrize("method", ["mxfp4", pytest.param("compressed-tensors", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mxfp4", "compressed-tensors"])
 def test_a_checkpoint_that_is_unpacked_is_as_wide_as_before(method: str) -> None:
     assert _log("gpt-oss", {"quant_method": method}) == _log("gpt-oss", None)
 

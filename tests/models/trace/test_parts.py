@@ -48,7 +48,7 @@ def _log(size: int, *, tie_word_embeddings: bool = False, **fields: Any) -> Allo
     ("fields", "num_layers"),
     [
         pytest.param({"sequence_parallel_size": 2}, 1, marks=pytest.mark.slow),
-        ({"tensor_parallel_size": 2}, 1),
+        pytest.param({"tensor_parallel_size": 2}, 1, marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 2, "pipeline_place": 1}, 2, marks=pytest.mark.slow),
     ],
 )

@@ -43,7 +43,7 @@ def _batch() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_packed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("kind", "options", "gates"),
     [("LSTM", {}, 4), ("GRU", {"num_layers": 2, "bidirectional": True, "dropout": 0.1}, 3), ("RNN", {}, 1)],

@@ -33,7 +33,10 @@ def _real(name: str) -> Counter[int]:
     return Counter(one.cpu_memory_usage for one in adds if one.input_shapes[:1] == one.input_shapes[1:2])
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "vit"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", pytest.param("gpt2", marks=pytest.mark.slow), pytest.param("vit", marks=pytest.mark.slow)],
+)
 def test_a_gradient_is_added_in_place_unless_the_first_one_is_a_view(name: str) -> None:
     real = _real(name)
 
@@ -41,7 +44,7 @@ def test_a_gradient_is_added_in_place_unless_the_first_one_is_a_view(name: str) 
     assert _traced(name) == real
 
 
-@pytest.mark.parametrize(("name", "num_more"), [("bert", 2), ("t5", 1)])
+@pytest.mark.parametrize(("name", "num_more"), [("bert", 2), pytest.param("t5", 1, marks=pytest.mark.slow)])
 def test_where_a_module_shares_its_input_one_sum_a_layer_more_may_be_counted(
     name: str, num_more: int
 ) -> None:

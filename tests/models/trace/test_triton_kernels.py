@@ -97,6 +97,7 @@ def _trace(loss: Any) -> Any:
     return trace_live(model, ((), {"input_ids": ids, "labels": ids.clone()}), _REQUEST, has_tokens=True)
 
 
+@pytest.mark.slow
 def test_logits_are_whole_in_the_models_own_loss_and_in_pieces_in_the_fused_one(fused: Any) -> None:
     logits_bytes = _LENGTH * _WORDS * 4
     for samples in (1, 3, 24):

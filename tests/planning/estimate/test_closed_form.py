@@ -109,6 +109,7 @@ def test_every_second_block_costs_half_the_recomputation_and_keeps_between(model
     assert _peak_bytes(each, 4) < _peak_bytes(second, 4) < _peak_bytes(off, 4)
 
 
+@pytest.mark.slow
 def test_the_parameters_of_every_model_of_the_catalog_are_all_there() -> None:
     shares = {}
     for name in catalog_models():

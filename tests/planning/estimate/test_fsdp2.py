@@ -89,16 +89,17 @@ def test_offload_leaves_neither_shards_nor_states_on_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("less", "more"),
     [
-        ({}, {"reshard_after_forward": False}),
+        pytest.param({}, {"reshard_after_forward": False}, marks=pytest.mark.slow),
         ({"optimizer_offload": _CPU, "param_offload": _CPU}, {}),
-        ({"gradient_checkpointing": True}, {}),
-        ({}, {"gradient_accumulation_steps": 4}),
+        pytest.param({"gradient_checkpointing": True}, {}, marks=pytest.mark.slow),
+        pytest.param({}, {"gradient_accumulation_steps": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_what_needs_less_never_needs_more(less: dict[str, Any], more: dict[str, Any]) -> None:
     assert _peak(_setup(replace(_FSDP2, **less))) <= _peak(_setup(replace(_FSDP2, **more)))
 
 
+@pytest.mark.slow
 def test_copies_cost_the_memory_of_fewer_ranks() -> None:
     hybrid, whole = _setup(num_ranks=4, copies=2), _setup(num_ranks=4)
     assert _shard_bytes(hybrid) == _shard_bytes(_setup(num_ranks=2)) > _shard_bytes(whole)
@@ -228,7 +229,12 @@ def test_each_rank_loads_the_whole_4_bit_base_into_host_memory(storage: Precisio
 
 
 @pytest.mark.parametrize(
-    "strategy", [{}, {"precision": Precision.BF16}, {**_QLORA, "quant_storage": Precision.BF16}]
+    "strategy",
+    [
+        {},
+        pytest.param({"precision": Precision.BF16}, marks=pytest.mark.slow),
+        {**_QLORA, "quant_storage": Precision.BF16},
+    ],
 )
 def test_offloaded_shards_are_made_while_whole_weights_are_on_the_host(strategy: dict[str, Any]) -> None:
     offloads = {"optimizer_offload": _CPU, "param_offload": _CPU}

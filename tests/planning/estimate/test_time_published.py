@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _QUICK = "qwen-1.8b lora 256, embeddings"
+"""Of `make test-slow`; the others are evidence."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,9 @@ def recorded() -> dict[str, Any]:
     "case",
     [
         pytest.param(
-            case, marks=() if case.name == _QUICK else (pytest.mark.evidence, pytest.mark.slow), id=case.name
+            case,
+            marks=(pytest.mark.slow, *(() if case.name == _QUICK else (pytest.mark.evidence,))),
+            id=case.name,
         )
         for case in CASES
     ],

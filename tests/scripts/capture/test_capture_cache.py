@@ -24,7 +24,13 @@ _LINKS = {
 }
 
 
-@pytest.mark.parametrize("what", _LINKS)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "an argument",
+        *(pytest.param(what, marks=pytest.mark.slow) for what in _LINKS if what != "an argument"),
+    ],
+)
 def test_a_link_that_leads_elsewhere_makes_a_capture_anew(workplace, what: str) -> None:
     text, arguments = _LINKS[what]
     workplace.write_counted(text)

@@ -146,13 +146,15 @@ def write_rows(name, *first, table="t", **options):
 
 """
 _QUICK_WITHOUT = {
-    *("dir_fd", "chown", "pipe", "sqlite ATTACH", "shelve", "cache", "replace", "C library"),
+    *("dir_fd", "pipe", "sqlite ATTACH", "replace", "C library"),
 }
 """Scripts that a quick test captures without Landlock, too."""
 _LIKE_ANOTHER = {
     *("torch", "pathlib", "memmap", "raw file", "write, replace, write", "replace by dir_fd", "zipfile"),
     *("unlink by dir_fd", "copy and move", "deleted tempfile", "logging", "sqlite URI", "sqlite WAL", "dbm"),
     *("its own pipe", "new in a cache", "utime", "chmod of the C library"),
+    *("process", "sqlite", "shell", "times kept", "truncate", "hard link", "mkdir and touch", "sendfile"),
+    *("elsewhere", "chmod", "shared memory"),
 }
 """Scripts that write by the calls by which another one does."""
 
@@ -237,7 +239,14 @@ _COMPILED = "import ssl; ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).keylog_filename
 
 
 @pytest.mark.skipif(not kernel_version(), reason="the kernel has no Landlock")
-@pytest.mark.parametrize("name", ["log.txt", "new.txt", "sub/new.txt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "log.txt",
+        pytest.param("new.txt", marks=pytest.mark.slow),
+        pytest.param("sub/new.txt", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_code_writes_once_the_file_is_recorded(workplace, tmp_path: Path, name: str) -> None:
     _fill(workplace.cwd, tmp_path / "home")
     (workplace.cwd / "log.txt").write_bytes(b"")
@@ -252,6 +261,7 @@ def test_compiled_code_writes_once_the_file_is_recorded(workplace, tmp_path: Pat
     assert script.left == (said,)
 
 
+@pytest.mark.slow
 def test_compiled_code_that_writes_everywhere_ends_by_name(workplace, tmp_path: Path) -> None:
     if not kernel_version():
         pytest.skip("the kernel has no Landlock")

@@ -85,6 +85,7 @@ _CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_a_change_of_what_decides_a_capture_makes_it_anew(workplace) -> None:
     workplace.write_counted(_READS)
     workplace.write("x = 1\n", name="helper.py")
@@ -188,7 +189,13 @@ _ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "message"), _ANSWERS, ids=[answer for answer, _ in _ANSWERS])
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        pytest.param(*case, id=case[0], marks=pytest.mark.slow if number else ())
+        for number, case in enumerate(_ANSWERS)
+    ],
+)
 def test_a_model_that_can_not_be_traced_is_an_error(workplace, monkeypatch, answer, message) -> None:
     monkeypatch.setattr("zerofit.scripts.capture.capture._TRACE_LIMIT_S", 0.3)
     workplace.write(f"import training\nprint('tracing')\ntraining.begin({answer!r})\n")

@@ -34,8 +34,11 @@ _LINES = (
     "tokenizes.py",
     "removes.py",
 )
-_IMPORT_MUCH = ("forks_training.py", "spawns_ranks.py")
-"""Scripts that start ranks as launches_notebook.py does, after as many imports."""
+_LIKE_ANOTHER = (
+    *("forks_training.py", "spawns_ranks.py", "launches_notebook.py", "starts_shell.py", "spawns_process.py"),
+    *("vanishes.py", "removes.py", "crashes.py"),
+)
+"""Scripts that start others as starts_launcher.py does, and scripts that leave as leaves.py does."""
 _LIMITS_S = {"tokenizes.py": 3}
 _LIMIT_S = 60
 
@@ -43,7 +46,7 @@ _LIMIT_S = 60
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, id=line.split()[0], marks=pytest.mark.slow if line in _IMPORT_MUCH else ())
+        pytest.param(line, id=line.split()[0], marks=pytest.mark.slow if line in _LIKE_ANOTHER else ())
         for line in _LINES
     ],
 )

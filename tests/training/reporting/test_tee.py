@@ -49,15 +49,34 @@ LAST_WORDS = ("last words", "", "last words")
     [
         pytest.param("print('a')", "a\n", "", "a\n", id="print"),
         pytest.param("print('b', file=sys.stderr)", "", "b\n", "b\n", id="stderr"),
-        pytest.param("os.write(1, b'c')", "c", "", "c", id="past Python, as C++ does"),
+        pytest.param(
+            "os.write(1, b'c')", "c", "", "c", id="past Python, as C++ does", marks=pytest.mark.slow
+        ),
         pytest.param("subprocess.run(['sh', '-c', 'echo d; echo e >&2'])", "d\n", "e\n", None, id="a child"),
         pytest.param(
-            "subprocess.run(['sh', '-c', \"sh -c 'echo f'\"])", "f\n", "", "f\n", id="a grandchild on fd 1"
+            "subprocess.run(['sh', '-c', \"sh -c 'echo f'\"])",
+            "f\n",
+            "",
+            "f\n",
+            id="a grandchild on fd 1",
+            marks=pytest.mark.slow,
         ),
         pytest.param("print('x' * 200_000)", "x" * 200_000 + "\n", "", "x" * 200_000 + "\n", id="a lot"),
-        pytest.param("print('no terminal', sys.stdout.isatty(), end='')", *NO_TERMINAL, id="no line end"),
+        pytest.param(
+            "print('no terminal', sys.stdout.isatty(), end='')",
+            *NO_TERMINAL,
+            id="no line end",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("os.write(1, b'last words')\nos.kill(os.getpid(), 9)", *LAST_WORDS, id="killed"),
-        pytest.param("sys.stdout.write('ü\\r50%\\r')", "ü\r50%\r", "", "ü\r50%\r", id="a progress bar"),
+        pytest.param(
+            "sys.stdout.write('ü\\r50%\\r')",
+            "ü\r50%\r",
+            "",
+            "ü\r50%\r",
+            id="a progress bar",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_output_is_streamed_on_and_logged(
@@ -210,12 +229,21 @@ last_exit.at_end = lambda: guard.keep(copier, 0)
     ("program", "printed"),
     [
         ("kill_copier().wait()\nprint('b')", "b\n"),
-        (
+        pytest.param(
             "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nkill_copier().wait()\nprint('b')\nsys.exit()",
             "b\n",
+            marks=pytest.mark.slow,
         ),
-        ("kill_copier(15)\nkill_copier(6).wait()\nos.write(1, b'b')\nprint('c')", "bc\n"),
-        ("import atexit\natexit.register(print, 'last')\nkill_copier().wait()\nprint('b')", "b\nlast\n"),
+        pytest.param(
+            "kill_copier(15)\nkill_copier(6).wait()\nos.write(1, b'b')\nprint('c')",
+            "bc\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "import atexit\natexit.register(print, 'last')\nkill_copier().wait()\nprint('b')",
+            "b\nlast\n",
+            marks=pytest.mark.slow,
+        ),
         (
             "kill_copier().wait()\nprint('b', flush=True)\nif os.fork() == 0: sys.exit()\n"
             "os.wait()\nprint('c')",

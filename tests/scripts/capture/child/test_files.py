@@ -321,6 +321,7 @@ for name in ("old", "new"):
 """
 
 
+@pytest.mark.slow
 def test_what_native_code_writes_is_put_back_too(place: Place) -> None:
     kinds = "pt torch numpy json parquet feather csv os stream mapped storage"
     ends = kinds.split()

@@ -90,6 +90,7 @@ def _suspicious() -> Iterator[tuple[str, str]]:
                     yield f"transformers.models.{file.parent.name}.{file.stem}", node.name
 
 
+@pytest.mark.slow
 def test_every_model_of_transformers_whose_loss_may_mix_samples_is_known() -> None:
     found = {
         name: mixing_loss(getattr(importlib.import_module(module), name)) for module, name in _suspicious()

@@ -25,7 +25,9 @@ _FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "micro_batch_size", [2, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))]
+)
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_the_models_own_loss(name: str, micro_batch_size: int) -> None:
     model, batch = tiny(name)

@@ -20,7 +20,7 @@ _SHARED = (
     *("llama", "one key-value head", "six heads", "tied", "qwen2", "qwen3", "mistral", "sliding window"),
     *("gpt2", "gpt_neox", "phi3", "mixtral"),
 )
-_QUICK = ("llama", "one key-value head", "tied", "gpt2", "mixtral")
+_QUICK = ("llama", "tied", "gpt2")
 """Of _SHARED; the others are slow."""
 _REFUSED = {
     "three heads": ("sequence-parallel-heads", "inside attention each rank has whole heads, for all tokens"),
