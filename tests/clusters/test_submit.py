@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -226,6 +227,10 @@ def test_the_digest_sees_the_script_and_what_stands_beside_it(tmp_path: Path) ->
     before = code_digest(target)
     (tmp_path / "zerofit-runs" / "other.py").write_text("x = 1\n")
     (tmp_path / "notes.txt").write_text("x\n")
+    (tmp_path / ".#train.py").symlink_to("me@host.4711:1")  # Emacs' lock
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    (tmp_path / "zeros.py").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.py")
     assert code_digest(target) == before
     (tmp_path / "model.py").write_text("x = 2\n")
     assert code_digest(target) != before

@@ -179,6 +179,28 @@ def test_the_scheduler_is_asked_about_a_job_without_a_record(
     assert (_JOB in _names(kept)) == (state == "running")
 
 
+@pytest.mark.parametrize(
+    ("says", "num_asked"),
+    [
+        ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", 1),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 3),
+        ("echo JobState=PENDING Reason=Priority", 3),
+    ],
+)
+def test_a_scheduler_out_of_reach_is_asked_once(kept: Path, says: str, num_asked: int) -> None:
+    for number in range(3):
+        name = f"2026-01-07_00-00-0{number}-job"
+        _make(kept, name, None)
+        job = {"engine": "slurm", "job_id": str(number + 1), "namespace": None}
+        (kept / "zerofit-runs" / name / "submitted.json").write_text(json.dumps(job))
+    path = path_with(kept, "scontrol", script=f"echo $* >>{kept}/asked\n{says}")
+    listed = run_command((sys.executable, "-m", "zerofit", "runs", "list"), kept, PATH=path).check().stdout
+    assert len((kept / "asked").read_text().splitlines()) == num_asked
+    states = {line.split()[-1] for line in listed.splitlines() if "-job" in line}
+    assert listed.count("-job") == 3
+    assert len(states) == 1
+
+
 def test_a_job_unknown_to_the_scheduler_counts_as_ended(kept: Path) -> None:
     _make_job(kept)
     says = "echo 'scancel: error: Kill job error on job id 7: Invalid job id specified' >&2; exit 1"
