@@ -1,14 +1,15 @@
 """zerofit makes Hugging Face training fit; these are its public names."""
 
-import importlib
 import sys
-from typing import Any
 
 if not sys.flags.safe_path and (sys.argv[:1], sys.orig_argv[-len(sys.argv) - 1 :][:2]) == (
     ["-m"],  # while Python looks for the main module
     ["-m", "zerofit"],
 ):
     del sys.path[0]  # the current folder: its secrets.py would replace the standard library's
+
+import importlib
+from typing import Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload

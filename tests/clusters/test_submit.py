@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from clients import path_with
@@ -17,7 +20,8 @@ from typed_flags import check_flags_were_typed
 from zerofit_in_process import run_in_process
 
 from zerofit.core.errors import UserError
-from zerofit.launching.clusters.job import code_digest, variables_to_pass
+from zerofit.launching.clusters import kubernetes, skypilot
+from zerofit.launching.clusters.job import ClusterFlags, code_digest, variables_to_pass
 from zerofit.planning.sources.nodes import is_host
 
 _SCRIPTS = Path(__file__).parent / "scripts"
@@ -226,6 +230,10 @@ def test_the_digest_sees_the_script_and_what_stands_beside_it(tmp_path: Path) ->
     before = code_digest(target)
     (tmp_path / "zerofit-runs" / "other.py").write_text("x = 1\n")
     (tmp_path / "notes.txt").write_text("x\n")
+    (tmp_path / ".#train.py").symlink_to("me@host.4711:1")  # Emacs' lock
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    (tmp_path / "zeros.py").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.py")
     assert code_digest(target) == before
     (tmp_path / "model.py").write_text("x = 2\n")
     assert code_digest(target) != before
@@ -257,6 +265,37 @@ def test_a_folder_with_any_name_is_one_word_of_the_job(tmp_path: Path, name: str
     assert ran.stdout.startswith(f"{place}/zerofit-runs/")
     assert ran.stdout.endswith("/stop")
     assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["a;touch X", "$(touch X)", "`touch X`", "it's", "a b\ntouch X", "a && touch X"]
+)
+def test_a_script_with_any_name_runs_nothing_else_in_a_pod(tmp_path: Path, name: str) -> None:
+    job = SimpleNamespace(run_folder=str(tmp_path / name))
+    *shell, lines = kubernetes._command(SimpleNamespace(job=job, python="true"))
+    for_bash = lines.replace("$$(", "$(")  # as the kubelet does
+    assert lines.count("$$(") == lines.count("$(")
+    ran = subprocess.run([*shell, for_bash, "0", "host", "1"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "volume"),
+    [
+        (skypilot, "s3://b:/d\nrun: id"),
+        (skypilot, "s3://b\n:/d"),
+        (skypilot, "s3://b:/d\u202e"),
+        (skypilot, "s3://b:d"),
+        (kubernetes, "c:/d\n"),
+        (kubernetes, "c:/$(id)"),
+        (kubernetes, "--all:/d"),
+    ],
+)
+def test_a_volume_is_a_name_and_a_folder(scheduler: Any, volume: str) -> None:
+    with pytest.raises(UserError) as caught:
+        scheduler.check(ClusterFlags(volume=volume, image="i:1"))
+    assert caught.value.rule == "bad-value"
 
 
 _SRUN = """case " $0 $* " in

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from zerofit_in_process import run_in_process
 
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_to_json
+from zerofit.launching.clusters import clients as clients_module
 from zerofit.launching.clusters import submit as submit_module
 from zerofit.launching.clusters.clients import ClusterEngine
 from zerofit.launching.clusters.job import Rendered
@@ -198,6 +201,49 @@ def test_a_client_that_is_too_slow_leaves_the_folder(
     assert _hand_over(tmp_path, engine, path, monkeypatch, limit_s=1.0) == "submission-unknown"
     assert len(_folders(tmp_path)) == 1
     assert (tmp_path / "queued").exists()
+
+
+_PRINTED = {
+    "slurm": ("echo 4711", "4711"),
+    "kubernetes": ("echo configmap/zf; echo trainjob.trainer.kubeflow.org/zf-x", _NAMES["kubernetes"]),
+    "skypilot": ("echo 'Managed Job ID: 9'", "9"),
+}
+
+
+@pytest.mark.parametrize(
+    "ends", ["echo 'quota hook failed' >&2; exit 1", "exec sleep 60", "exec yes", "exit 0"]
+)
+@pytest.mark.parametrize("engine", _ON)
+def test_an_id_counts_however_its_client_ends(
+    tmp_path: Path, engine: str, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints, job_id = _PRINTED[engine]
+    path = _clients(tmp_path, engine, submits=f"{prints}; {ends}")
+    assert _hand_over(tmp_path, engine, path, monkeypatch, limit_s=3.0) == job_id
+    assert len(_folders(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("engine", _ON)
+def test_a_process_that_a_client_leaves_behind_is_not_waited_for(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints, job_id = _PRINTED[engine]
+    path = _clients(tmp_path, engine, submits=f"{prints}; sleep 20 & echo $! >{tmp_path}/left; exit 0")
+    began = time.monotonic()
+    assert _hand_over(tmp_path, engine, path, monkeypatch) == job_id
+    assert time.monotonic() - began < 15
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("prints", ["exec yes", "exec yes >&2", "exec cat /dev/zero"])
+def test_a_client_that_prints_without_end_is_ended(
+    tmp_path: Path, prints: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "_MOST_BYTES", 1 << 22)
+    monkeypatch.setenv("PATH", path_with(tmp_path, "squeue", script=prints))
+    with pytest.raises(UserError) as caught:
+        clients_module.run_client(("squeue",))
+    assert caught.value.found == "`squeue`: it printed over 4 MiB"
 
 
 def _runs(place: Path, path: str, *words: str) -> Run:

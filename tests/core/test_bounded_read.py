@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.core.bounded_read import open_regular, read_bounded, read_bounded_text
+from zerofit.core.bounded_read import open_regular, open_stream, read_bounded, read_bounded_text
 from zerofit.core.bounds import bounded_memory, bounded_time
 
 
@@ -38,6 +38,28 @@ def test_what_has_no_end_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(OSError, match=re.escape(why)) as raised:
         read_bounded(file, most_bytes=100)
     assert raised.value.strerror == why
+
+
+@pytest.mark.parametrize("kind", ["zeros", "random", "full", "a folder", "a loop", "missing"])
+def test_a_stream_has_an_end(tmp_path: Path, kind: str) -> None:
+    make, why = _REFUSED[kind]
+    file = tmp_path / "file"
+    make(file)
+    with pytest.raises(OSError, match=re.escape(why)):
+        open_stream(file)
+
+
+def test_a_file_a_pipe_and_nothing_are_streams(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    reader, writer = os.pipe()
+    os.write(writer, b"y")
+    os.close(writer)
+    read = []
+    for place in (tmp_path / "file", f"/dev/fd/{reader}", os.devnull):
+        with open_stream(place) as file:
+            read.append(file.read())
+    os.close(reader)
+    assert read == [b"x", b"y", b""]
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"x" * 100])

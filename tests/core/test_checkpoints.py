@@ -121,6 +121,22 @@ def test_a_damage_is_named(
     assert inspect_checkpoint(plain).problem == without
 
 
+_NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a link to nothing": lambda path: path.symlink_to("/nowhere/at/all"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("kind", _NO_FILES)
+def test_what_is_no_file_is_a_problem_of_its_checkpoint_alone(tmp_path: Path, kind: str) -> None:
+    for name in ("plain", "whole"):
+        _plain(tmp_path / name)
+    _NO_FILES[kind](tmp_path / "plain" / "extra.bin")
+    problems = {found.path.name: found.problem for found in find_checkpoints(tmp_path)}
+    assert problems == {"plain": "extra.bin is no file, or a link to none", "whole": None}
+
+
 def test_a_manifest_of_garbage_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
     folder = _committed(tmp_path / "one", saved_at=1.0)
     for text in ("", "[]", "{}", '{"version": 99}', '{"version": 1}'):

@@ -14,7 +14,18 @@ from zerofit.core.module_path import OWN_PROGRAM, safe_path_variables
 
 _SHOW = "import json, sys, os; print(json.dumps([sys.path, os.environ.get('PYTHONSAFEPATH')]))"
 _RUN = "import sys; from zerofit.scripts.run_target import run_target; run_target(sys.argv[1:])"
-_SHADOWS = ("secrets", "signal", "resource", "difflib", "calendar", "html", "statistics")
+_SHADOWS = (
+    "secrets",
+    "signal",
+    "resource",
+    "difflib",
+    "calendar",
+    "html",
+    "statistics",
+    "typing",
+    "re",
+    "copy",
+)
 
 
 def _python(words: list[str], place: Path, **variables: str) -> tuple[list[str], str | None]:

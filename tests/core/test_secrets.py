@@ -69,6 +69,9 @@ def test_the_page_has_its_tables() -> None:
         (("--k", "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----"), ("--k", "***")),
         (("--llm.apiKey", "abc"), ("--llm.apiKey", "***")),
         (("--sshKey=abc",), ("--sshKey=***",)),
+        (("--opt", "{'passwords': ['q=w', 'b2']}"), ("--opt", "***")),
+        (("--smtp_pass", "abc"), ("--smtp_pass", "***")),
+        (("--key", f"wandb_v1_{'ab12' * 8}"), ("--key", "***")),
     ],
 )
 def test_other_values_of_these_kinds_are_masked(words: tuple[str, ...], expected: tuple[str, ...]) -> None:
@@ -145,6 +148,30 @@ def test_in_a_line_for_a_shell_a_secret_is_a_variable_that_must_be_set() -> None
 def test_a_password_in_a_url_is_masked_alone() -> None:
     line = "failed: https://user:hunter@22@huggingface.co/x, key AKIAIOSFODNN7EXAMPLE"
     assert masked_text(line) == "failed: https://***@huggingface.co/x, key ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"client_secret":"x\\"y z"}', '{"client_secret":"***"}'),
+        ('"{\\"api_key\\": \\"abc\\", \\"x\\": 1}"', '"{\\"api_key\\": \\"***\\", \\"x\\": 1}"'),
+        ("['--api-key', 'abc', '--lr', '1']", "['--api-key', '***', '--lr', '1']"),
+        ("['password', 'user'] not in index", "['password', 'user'] not in index"),
+        ("'--eos_token', '</s>'", "'--eos_token', '</s>'"),
+        ("password%3A%20hunter2", "password%3A***"),
+        ("https://hf_abcdefghijklmnop1234:x@h/", "https://***@h/"),
+        (
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: 1\n\nlQ\n-----END PGP PRIVATE KEY BLOCK-----",
+            "***",
+        ),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4\nDEK-Info: A\n\nMI\n-----END RSA PRIVATE KEY-----",
+            "***",
+        ),
+    ],
+)
+def test_quoted_listed_and_encoded_secrets_are_masked_to_their_ends(text: str, expected: str) -> None:
+    assert masked_text(text) == expected
 
 
 def test_a_variable_is_a_secret_by_its_name_or_its_value() -> None:

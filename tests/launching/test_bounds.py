@@ -14,6 +14,7 @@ import pytest
 from small_runs import NO_GPU, PLAN
 from zerofit_in_process import run_in_process
 
+from zerofit.checking.read_targets import probe_resumed
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.plan import Topology, plan_to_json
@@ -77,6 +78,7 @@ _ENDLESS: dict[str, Callable[[Path], object]] = {
         ("launch", "--hostfile", "FILE", "--cpu", "--no-capture", "train.py"),
         ("plan", "--plan", "FILE"),
         ("check", "FILE"),
+        ("plan", "--gpus", "1xA100-40G", "accelerate", "launch", "--config_file", "FILE", "train.py"),
         ("submit", "--on", "slurm", "--plan", "FILE", "--dry-run", "train.py"),
         ("generate", "--cpu", "--model", ".", "--prompts", "FILE"),
     ],
@@ -89,6 +91,12 @@ def test_a_file_without_end_is_refused(tmp_path: Path, kind: str, words: tuple[s
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("kind", _ENDLESS)
+def test_a_checkpoint_names_its_folder_in_a_file_with_an_end(tmp_path: Path, kind: str) -> None:
+    _ENDLESS[kind](tmp_path / "latest")
+    assert probe_resumed(("--resume_from_checkpoint", str(tmp_path))) is None
 
 
 class _Templated:

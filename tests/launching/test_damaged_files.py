@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from damaged_files import DAMAGES, damage, mend
-from small_runs import PLAN
+from small_runs import NO_GPU, PLAN
 from zerofit_in_process import run_in_process
 
+from zerofit.checking.read_targets import probe_resumed
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.checkpoints import MANIFEST_NAME, find_checkpoints, noted_checkpoints
 from zerofit.core.plan import plan_to_json
-from zerofit.core.rank_observation import LiveFile, Phase
+from zerofit.core.rank_observation import LiveFile, Phase, read_observation
+from zerofit.core.rank_record import read_record
+from zerofit.machine.observations import read_observations
+from zerofit.machine.rates import calibration_file, read_calibration
+from zerofit.models.trace.cache import read_trace
+from zerofit.scripts.capture.journal import Change, JournalEntry, append, append_read, stamp_of
+from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers
 
 _DAMAGED, _OTHER = "2026-01-02_00-00-00-train", "2026-01-01_00-00-00-train"
 _COMMANDS = (
@@ -171,3 +181,81 @@ def test_a_log_is_printed_in_parts(big: Path) -> None:
         done = run_in_process(words, cwd=big.parent, stdout=nothing.fileno())
     assert done.returncode == 0
     assert psutil.Process().memory_info().rss - before < 100 << 20
+
+
+def _left_capture(place: Path, name: str) -> Path:
+    """Return a file of a capture whose zerofit was killed."""
+    folder = CaptureFolder(place / "cache")
+    append(folder.path, JournalEntry(change=Change.MADE, path=str(place / "made.txt")))
+    append_read(folder.path, str(place), stamp_of(place.stat()))
+    folder._owner.close()
+    return folder.path / name
+
+
+def _file(place: Path, name: str, text: str) -> Path:
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_text(text)
+    return place / name
+
+
+def _calibration(place: Path) -> Path:
+    return calibration_file(NO_GPU, environ={"XDG_CACHE_HOME": str(place)})
+
+
+_REQUEST = TraceRequest(sequence_length=16)
+_READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "a capture's journal": (
+        lambda place: _left_capture(place, "files.jsonl"),
+        lambda place: clear_leftovers(place / "cache"),
+    ),
+    "the files that a capture read": (
+        lambda place: _left_capture(place, "read.jsonl"),
+        lambda place: clear_leftovers(place / "cache"),
+    ),
+    "a capture's owner": (
+        lambda place: _left_capture(place, "owner.json"),
+        lambda place: clear_leftovers(place / "cache"),
+    ),
+    "a trace": (
+        lambda place: _file(place, "x.trace", zlib.compress(b"[[], []]", 0).decode("latin-1")),
+        lambda place: read_trace(place / "x.trace", _REQUEST),
+    ),
+    "an observation": (
+        lambda place: _file(place, "zerofit/observations/x.json", '{"at": "2026-01-01T00:00:00"}'),
+        lambda place: read_observations(environ={"XDG_CACHE_HOME": str(place)}),
+    ),
+    "a calibration": (
+        lambda place: _file(place, str(_calibration(place).relative_to(place)), '{"rates": []}'),
+        lambda place: read_calibration(NO_GPU, environ={"XDG_CACHE_HOME": str(place)}),
+    ),
+    "a manifest": (
+        lambda place: _file(place, f"checkpoint-1/{MANIFEST_NAME}", '{"version": 1, "saved_at": 1.0}'),
+        find_checkpoints,
+    ),
+    "the notes of checkpoints": (
+        lambda place: _file(place, "checkpoints.jsonl", '"/nowhere"\n'),
+        noted_checkpoints,
+    ),
+    "latest": (
+        lambda place: _file(place, "latest", "global_step1"),
+        lambda place: probe_resumed(("--resume_from_checkpoint", str(place))),
+    ),
+    "a rank's record": (
+        lambda place: _file(place, "rank0.json", '{"rank": 0, "exit_code": 1, "changes": []}'),
+        lambda place: read_record(place, 0),
+    ),
+    "a rank's state": (
+        lambda place: _file(place, "rank0.live", "x" * 5000),
+        lambda place: read_observation(place, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", DAMAGES)
+@pytest.mark.parametrize("name", _READERS)
+def test_a_damaged_file_stops_none_of_its_readers(tmp_path: Path, name: str, way: str) -> None:
+    make, read = _READERS[name]
+    damage(make(tmp_path), way)
+    began = time.monotonic()
+    read(tmp_path)
+    assert time.monotonic() - began < _LIMIT_S

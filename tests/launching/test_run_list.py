@@ -13,6 +13,8 @@ import pytest
 from clients import path_with
 from runs import Run, run_command
 
+from zerofit.launching.run_list import list_runs
+
 _OK, _FAILED, _KILLED = "2026-01-01_00-00-00-ok", "2026-01-02_00-00-00-failed", "2026-01-03_00-00-00-killed"
 _CHECKPOINT, _NEW, _AGAIN = (
     "2026-01-04_00-00-00-saved",
@@ -178,6 +180,29 @@ def test_the_scheduler_is_asked_about_a_job_without_a_record(
     assert f" {state} " in line
     run_command(_PRUNE, kept, PATH=path).check()
     assert (_JOB in _names(kept)) == (state == "running")
+
+
+@pytest.mark.parametrize(
+    ("says", "num_asked"),
+    [
+        ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", 1),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 3),
+        ("echo JobState=PENDING Reason=Priority", 3),
+    ],
+)
+def test_a_scheduler_out_of_reach_is_asked_once(
+    tmp_path: Path, says: str, num_asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        name = f"2026-01-07_00-00-0{number}-job"
+        _make(tmp_path, name, None)
+        job = {"engine": "slurm", "job_id": str(number + 1), "namespace": None}
+        (tmp_path / "zerofit-runs" / name / "submitted.json").write_text(json.dumps(job))
+    path = path_with(tmp_path, "scontrol", script=f"echo $* >>{tmp_path}/asked\n{says}")
+    monkeypatch.setenv("PATH", path)
+    states = [run.state for run in list_runs(tmp_path / "zerofit-runs")]
+    assert states == ["no record" if "Invalid" in says else "running"] * 3
+    assert len((tmp_path / "asked").read_text().splitlines()) == num_asked
 
 
 def test_a_job_unknown_to_the_scheduler_counts_as_ended(kept: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import refuse
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.checking.inputs.fsdp import read_fsdp
 from zerofit.checking.inputs.fsdp_words import FSDP_FLAGS, words_of_line
+from zerofit.checking.script_files import read_bytes
 from zerofit.checking.situation import Situation
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import decode, format_of, read_document
@@ -210,9 +210,9 @@ def _config_file(command: LaunchCommand) -> Document | None:
     if flag is None or not flag.value:
         return None
     try:
-        text = decode(Path(flag.value).read_bytes())
+        text = decode(read_bytes(flag.value))
         return read_document(text, name=flag.value, format=format_of(flag.value, text))
-    except (OSError, Unreadable):
+    except (UserError, Unreadable):
         return None  # which is reported when the file is read for its settings
 
 

@@ -30,6 +30,7 @@ from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.json import why_not_json
 from zerofit.configs.text.read import decode, format_of, read_document
+from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Confidence, Said
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from zerofit.core.command import LaunchCommand
     from zerofit.core.facts import Checkpoint
 
+_LONGEST_TAG = 4096
+"""Bytes in `latest`: a folder's name."""
 _MAX_FOLDERS = 4
 """ASSUMPTION: examples are at most this deep in a repository; without .git the folders above are others'."""
 
@@ -65,8 +68,8 @@ def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
     from zerofit.core.checkpoints import read_shards  # imported only if needed, since it takes time
 
     try:
-        with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
-            return read_shards(folder, file.read().strip())
+        tag = read_bounded_text(os.path.join(folder, "latest"), most_bytes=_LONGEST_TAG).strip()
+        return read_shards(folder, tag) if tag else None
     except (OSError, ValueError):
         return None
 

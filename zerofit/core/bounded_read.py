@@ -38,8 +38,7 @@ def read_bounded(
         state = os.fstat(descriptor)
         if stat.S_ISDIR(state.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        is_null = stat.S_ISCHR(state.st_mode) and state.st_rdev == os.stat(os.devnull).st_rdev
-        if not (stat.S_ISREG(state.st_mode) or stat.S_ISFIFO(state.st_mode) or is_null):
+        if not (stat.S_ISREG(state.st_mode) or stat.S_ISFIFO(state.st_mode) or _is_null(state)):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
         data = _first_bytes(descriptor, str(path), most_bytes + 1, limit_s=limit_s)
     finally:
@@ -60,6 +59,26 @@ def open_regular(path: str | Path) -> BufferedReader:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return open(descriptor, "rb")
+
+
+def open_stream(path: str | Path) -> BufferedReader:
+    """Open a file, a pipe or a terminal to read it to its end.
+
+    Raises:
+        OSError: it can't be opened, or is a device that has no end.
+    """
+    file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    state = os.fstat(file.fileno())
+    if stat.S_ISBLK(state.st_mode) or (
+        stat.S_ISCHR(state.st_mode) and not (_is_null(state) or file.isatty())
+    ):
+        file.close()
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return file
+
+
+def _is_null(state: os.stat_result) -> bool:
+    return stat.S_ISCHR(state.st_mode) and state.st_rdev == os.stat(os.devnull).st_rdev
 
 
 def read_bounded_text(path: str | Path, *, most_bytes: int, encoding: str = "utf-8") -> str:

@@ -428,7 +428,12 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _newest_change(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime)
+    """Return when a folder, or anything below it, last changed; a link may lead nowhere."""
+    times = [folder.stat().st_mtime]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # the run that saves may remove it
+            times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def _age(checkpoint: SavedCheckpoint) -> tuple[float, int]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 MASK = "***"
 _STRONG = (
-    r"(?:pass(?:word|wd|phrase|code)s?|(?<![a-z])pwd|secrets?|(?<![a-z])cred(?:ential)?s?|cookies?|authorization"
+    r"(?:pass(?:word|wd|phrase|code)s?|(?:db|ssh|smtp|ldap|ftp|user|root|admin|proxy)[-_.]?pass|(?<![a-z])pwd"
+    r"|secrets?|(?<![a-z])cred(?:ential)?s?|cookies?|authorization"
     r"|(?:api|access|private|auth|account|shared|signing|encryption|master|client|storage|session|service|ssh"
     r"|deploy|license|subscription|webhook|wandb|comet|neptune|swanlab|clearml|hub|hf|openai|anthropic|gemini)"
     r"[-_. ]?keys?)"
@@ -29,6 +30,8 @@ _WEAK = r"(?<![a-z])(?:pass|pat|pin|sig|signature|auth)(?![a-z])"
 """Names that mean a secret only with a value that looks like one: --pass 3 is a number of passes."""
 _NAME = re.compile(rf"(?i){_STRONG}|{_TOKEN}")
 _WEAK_NAME = re.compile(rf"(?i)(?:^-p|{_WEAK})$")
+_USER_NAMES = ("-u", "--user", "--proxy-user")
+"""Flags whose value is a user, with the password behind a colon: curl(1)."""
 _PARTS = re.compile(r"[-_./:]")
 """What joins the parts of a model's or run's name: -p llama-3-8b."""
 _MAY_NAME_FILE = re.compile(r"(?i)pwd|cred|cookie")
@@ -40,33 +43,46 @@ _FLAG = re.compile(r"[-+~]{0,2}[\w./@:-]+$")
 _DATA_TYPE = re.compile(r"b?(?:float|fp|int|uint)\d+$")
 _FLAG_END = re.compile(r"(?:^|\s)--?[\w-]{0,40}$")
 """The part of a flag before a name in it: "--hub-" of --hub-password."""
+_LISTED_FLAG = re.compile(r"[\"']--?[\w-]{0,40}$")
+"""The same in a printed list of arguments."""
 _CHECKED = 256
 """Characters of a value that are looked at to tell what it is."""
 
+_LONGEST = 1 << 14
+"""Characters in which the end of a value is looked for."""
+
 _FORM = re.compile(
     r"(?<![\w-])(?:"
-    r"(?:hf_|api_org_|sk-|[rs]k_(?:live|test)_|gh[opsur]_|github_pat_|gl(?:pat|dt|rt|cbt)-|xox[abeoprs]-|xapp-"
-    r"|npm_|pypi-|dckr_pat_|nvapi-|gsk_|r8_|pplx-|tgp_v1_|hvs\.|dop_v1_|ATATT|ya29\.|SG\.|lin_api_|shpat_)[\w.-]{16,}+"
+    r"(?<=://)[^\s/:@]*+:[^\s/]+(?=@)"
+    r"|(?:hf_|api_org_|sk-|[rs]k_(?:live|test)_|gh[opsur]_|github_pat_|gl(?:pat|dt|rt|cbt)-|xox[abeoprs]-|xapp-"
+    r"|npm_|pypi-|dckr_pat_|nvapi-|gsk_|r8_|wandb_v\d_|pplx-|tgp_v1_|hvs\.|dop_v1_|ATATT|ya29\.|SG\."
+    r"|lin_api_|shpat_)[\w.-]{16,}+"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?!\w)|AIza[\w-]{30,}+|\d{8,10}:AA[\w-]{30,}+"
     r"|eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?)"
     r"|(?i:(?<!\w)bearer\s{1,8})[\w.~+/=-]{16,}+"
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]{0,30}-----)?"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----(?:[^-]|-(?!----))*+(?:-----END [A-Z ]{0,30}-----)?"
     r"|(?<=hooks\.slack\.com/services/)[\w/]{16,}+|(?<=/api/webhooks/)\d{8,20}/[\w-]{16,}+"
-    r"|(?<=://)[^\s/:@]*+:[^\s/]+(?=@)|(?<=://)[^\s/:@]{12,}+(?=@)"
+    r"|(?<=://)[^\s/:@]{12,}+(?=@)"
 )
-"""Tokens of Hugging Face, OpenAI, Stripe, GitHub, GitLab, Slack, npm, PyPI, Docker, NVIDIA, Groq, Replicate,
-Vault, AWS, Google, Telegram and others by their prefix (the services' own documents); a JWT; a private key;
-the user and password of a URL, or a user that is a token."""
+"""The user and password of a URL; tokens of Hugging Face, OpenAI, Stripe, GitHub, GitLab, Slack, npm, PyPI,
+Docker, NVIDIA, Groq, Replicate, W&B, Vault, AWS, Google, Telegram and others by their prefix (the services'
+own documents); a JWT; a private key; a URL's user that is a token."""
 _HAVE_USERS = ("ssh", "sftp", "scp", "hdfs", "abfs", "abfss", "wasb", "wasbs")
 """Schemes of URLs whose user without a password is a user, or a container."""
 _NAME_IN_TEXT = re.compile(
     rf"(?i)(?:(?P<strong>{_STRONG})|(?P<token>{_TOKEN})|{_WEAK})"
-    r"(?P<quoted>\\?[\"'])?\]?(?P<joint>\s{0,8}(?:=>|:=|[=:]|%3d)\s{0,8}|\s{1,8})(?:[bru]?\\?(?P<quote>[\"']))?"
+    r"(?P<quoted>\\?[\"'])?\]?(?P<joint>\s{0,8}(?:=>|:=|[=:,]|%3[ad])\s{0,8}|\s{1,8})(?P<list>\[\s{0,8})?"
+    r"(?:[bru]?(?P<quote>\\?[\"']))?"
 )
-"""A name, what separates it from its value, and the value's quotation mark."""
+"""A name, what separates it from its value, and the value's quotation mark, which may be escaped."""
+_QUOTED = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.S) for quote in "\"'"}
+"""What a quotation mark ends, but not an escaped one."""
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate|aws4-hmac-sha256)\s{1,8}")
 _BARE = re.compile(r"[^\s\"'`,;&|<>(){}\[\]\\]++")
 _TO_LINE_END = re.compile(r"[^\"'\n]++")
+_TO_SEMICOLON = re.compile(r"[^\"';\n]++")
+_IS_IN_FIELDS = re.compile(r";\s?[\w ]{0,40}$")
+"""What is before a field of a connection string: "Uid=u;Password=two words;Database=x"."""
 _LONG = re.compile(r"(?=[\w./+~-]{0,64}?\d)[\w./+~-]{12}")
 """What a secret behind a bare space looks like: 12 or more characters with a digit."""
 
@@ -212,15 +228,27 @@ def _value_after(text: str, found: re.Match[str]) -> tuple[int, int]:
     if name == "authorization" and (scheme := _SCHEME.match(text, start)) is not None:
         start = scheme.end()
     if found["quote"]:
-        end = text.find(found["quote"], start)
-        end = len(text) if end < 0 else end
-        return start, end - (text[end - 1 : end] == "\\")
+        if found["list"]:
+            return start, _index(text, "]", start)
+        if quoted := _QUOTED.get(found["quote"]):
+            whole = quoted.match(text, start)
+            return start, start if whole is None else whole.end()
+        return start, _index(text, found["quote"], start)
     if found["joint"] == "=" and text.startswith("{", start):  # as ODBC takes passwords with signs in them
-        end = text.find("}", start)
-        return start, len(text) if end < 0 else end + 1
-    value = _TO_LINE_END if name.startswith("cookie") else _BARE
+        return start, min(len(text), _index(text, "}", start) + 1)
+    if found["joint"] == "=" and _IS_IN_FIELDS.search(text, max(0, found.start() - 42), found.start()):
+        value = _TO_SEMICOLON
+    else:
+        value = _TO_LINE_END if name.startswith("cookie") else _BARE
     whole = value.match(text, start)
     return start, start if whole is None else whole.end()
+
+
+def _index(text: str, part: str, start: int) -> int:
+    """Return where a part of a text begins, or the end of what is looked at."""
+    most = min(len(text), start + _LONGEST)
+    at = text.find(part, start, most)
+    return most if at < 0 else at
 
 
 def _is_value(value: str, after: str, found: re.Match[str]) -> bool:
@@ -233,6 +261,10 @@ def _is_value(value: str, after: str, found: re.Match[str]) -> bool:
     if _NO_SECRET.match(value) or (_MAY_NAME_FILE.search(found[0]) and _FILE.match(value)):
         return False
     joint, is_strong, is_quoted = found["joint"], found["strong"] is not None, bool(found["quote"])
+    if "," in joint:  # a printed list of arguments: ['--password', 'x']
+        before = found.string[max(0, found.start() - 42) : found.start()]
+        is_named = is_strong or found["token"] is not None
+        return is_quoted and _LISTED_FLAG.search(before) is not None and (is_named or _looks_random(value))
     if joint.isspace() and not is_quoted:
         is_flag = _FLAG_END.search(found.string[max(0, found.start() - 42) : found.start()]) is not None
         return _LONG.match(value) is not None or (is_flag and is_strong and not value.startswith("-"))
@@ -254,6 +286,8 @@ def _is_secret_of(name: str, value: str) -> bool:
         return not (_MAY_NAME_FILE.search(name) and _FILE.match(value))
     if name == "-p" and _PARTS.search(value):
         return False
+    if name in _USER_NAMES:
+        return _looks_random(value.partition(":")[2])
     return _WEAK_NAME.search(name) is not None and _looks_random(value)
 
 

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from zerofit.core.bounded_read import open_stream
 from zerofit.core.errors import UserError
 from zerofit.launching.collectives import (
     group_of_rank,
@@ -556,7 +557,7 @@ def explain_logs(
     """
     reader = LogReader(is_one_rank=is_one_rank)
     for path in paths:
-        with open(path, "rb") as file:
+        with open_stream(path) as file:
             written_at = time.localtime(os.fstat(file.fileno()).st_mtime)
             name = str(path.relative_to(root) if root else path)
             reader.read(file, name, ended_at=(*written_at[1:6], 0))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from zerofit.core.errors import UserError
+from zerofit.launching.clusters.clients import ClusterEngine
 from zerofit.launching.clusters.follow import followed_run, is_over
 from zerofit.launching.clusters.job import STOP_FILE
 from zerofit.launching.diagnose import GOES_ON_AFTER
@@ -106,10 +107,10 @@ def list_runs(runs: Path) -> tuple[ListedRun, ...]:
     """Return the runs in a directory of run folders, oldest first."""
     if not runs.is_dir():
         return ()
-    in_use = _arguments_of_processes()
+    in_use, silent = _arguments_of_processes(), set[ClusterEngine]()
     folders = (path for path in runs.resolve().iterdir() if path.is_dir() and not path.is_symlink())
     found = (
-        _listed_run(folder, started_at, in_use)
+        _listed_run(folder, started_at, in_use, silent)
         for folder in folders
         if (started_at := _time_in(folder.name)) is not None
     )
@@ -134,7 +135,9 @@ def _arguments_of_processes() -> tuple[str, ...]:
     )
 
 
-def _listed_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> ListedRun:
+def _listed_run(
+    folder: Path, started_at: datetime, in_use: Sequence[str], silent: set[ClusterEngine]
+) -> ListedRun:
     record = run_record(attempts(folder)[-1] / "run.json")  # of the last start
     files = list(_files(folder))
     newest = max(file.st_mtime for file in (*files, folder.lstat()))
@@ -145,7 +148,8 @@ def _listed_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> Li
         num_bytes=sum(file.st_size for file in files if stat.S_ISREG(file.st_mode)),
         exit_code=None if record in (None, UNREADABLE) else record.exit_code,
         is_unreadable=record is UNREADABLE,
-        is_running=is_used or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
+        is_running=is_used
+        or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S, silent=silent),
         is_unknown=not (is_used or (folder / SUBMITTED_FILE).exists() or launchers(folder)),
         is_only_written=_is_only_written(folder),
         user_files=tuple(sorted(_user_files(folder))),
@@ -159,7 +163,12 @@ def _is_only_written(folder: Path) -> bool:
         return False
 
 
-def _may_run(folder: Path, record: RunRecord | None, *, is_quiet: bool) -> bool:
+def _may_run(folder: Path, record: RunRecord | None, *, is_quiet: bool, silent: set[ClusterEngine]) -> bool:
+    """Return True if a run is running, or if that is unknown.
+
+    Args:
+        silent: schedulers that can't be reached, each of which is asked once: a client may take a minute.
+    """
     try:
         run = followed_run(folder)
     except UserError:
@@ -171,9 +180,13 @@ def _may_run(folder: Path, record: RunRecord | None, *, is_quiet: bool) -> bool:
     if run.engine is None:
         lives = [process.lives for process in launchers(run.folder)]
         return True in lives or (not is_quiet and (None in lives or not lives))
+    if run.engine in silent:
+        return True
     try:
         return not is_over(run)
-    except UserError:  # unknown
+    except UserError as error:  # unknown
+        if error.rule in ("scheduler-unreachable", "client-missing"):
+            silent.add(run.engine)
         return True
 
 

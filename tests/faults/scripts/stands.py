@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -94,6 +97,9 @@ ALONE: dict[str, Callable[[], object]] = {
     "a lock": lambda: threading.Event().wait(),
     "a loop": lambda: work(FOREVER_S),
     "a pipe": read_pipe,
+    "a pattern": lambda: re.match("(a+)+$", "a" * 100 + "b"),
+    "a child": lambda: subprocess.run(("sleep", str(FOREVER_S)), check=True),
+    "a peer": lambda: socket.create_server(("127.0.0.1", 0)).accept(),
     "a stopped copier": print_much,
     "a killed copier": kill_copier,
     "os._exit": lambda: os._exit(0),

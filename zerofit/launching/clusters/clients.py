@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import selectors
 import shlex
 import shutil
 import subprocess
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +83,8 @@ class ClientError(UserError):
 
     may_have_arrived = False
     """True if the scheduler may have taken the request all the same."""
+    printed = ""
+    """What the client printed before it failed."""
 
 
 def _unreachable(command: tuple[str, ...], said: str) -> ClientError:
@@ -94,6 +99,12 @@ def _unreachable(command: tuple[str, ...], said: str) -> ClientError:
         ),
         exit_code=1,
     )
+
+
+_MOST_BYTES = 64 << 20
+"""Of a client's output. ASSUMPTION; a queue of 100,000 jobs has some 30 MB as JSON."""
+_BLOCK_BYTES = 1 << 16
+_LOOK_EVERY_S = 0.05
 
 
 def check_client(name: str) -> None:
@@ -121,30 +132,66 @@ def run_client(command: tuple[str, ...], *, limit_s: float = CLIENT_LIMIT_S) -> 
     """
     check_client(command[0])
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=limit_s,
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-    except subprocess.TimeoutExpired:
-        error = _unreachable(command, f"no answer in {limit_s:.0f} s")
-        error.may_have_arrived = True
-        raise error from None
     except OSError as problem:
         raise _unreachable(command, f"it can't be started: {problem.strerror}") from None
-    if done.returncode == 0:
-        return done.stdout
-    raise _failed(command, done)
+    output, errors, why_killed = _printed(process, limit_s)
+    if why_killed:
+        error = _unreachable(command, why_killed)
+        error.may_have_arrived, error.printed = True, output
+        raise error
+    if process.returncode == 0:
+        return output
+    error = _failed(command, process.returncode, output=output, errors=errors)
+    error.printed = output
+    raise error
 
 
-def _failed(command: tuple[str, ...], done: subprocess.CompletedProcess[str]) -> ClientError:
+def _printed(process: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str, str]:
+    """Return what a client prints until it ends, and why it was killed; "" if it was not.
+
+    A site's wrapper may leave a process behind that keeps the pipes open, such as ssh's master.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    until, why_killed = time.monotonic() + limit_s, ""
+    with process, selectors.DefaultSelector() as open_pipes:
+        for pipe in printed:
+            open_pipes.register(pipe, selectors.EVENT_READ)
+        try:
+            while open_pipes.get_map() or process.poll() is None:
+                if time.monotonic() >= until:
+                    why_killed = f"no answer in {limit_s:.0f} s"
+                    break
+                if max(map(len, printed.values())) > _MOST_BYTES:
+                    why_killed = f"it printed over {_MOST_BYTES >> 20} MiB"
+                    break
+                has_ended = process.poll() is not None
+                ready = open_pipes.select(_LOOK_EVERY_S)
+                for key, _ in ready:
+                    block = os.read(key.fd, _BLOCK_BYTES)
+                    printed[key.fd] += block
+                    if not block:
+                        open_pipes.unregister(key.fd)
+                if has_ended and not ready:
+                    break
+                if not open_pipes.get_map() and process.poll() is None:
+                    time.sleep(_LOOK_EVERY_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+    output, errors = (bytes(found).decode("utf-8", errors="replace") for found in printed.values())
+    return output, errors, why_killed
+
+
+def _failed(command: tuple[str, ...], exit_code: int, *, output: str, errors: str) -> ClientError:
     """Return the error for a client that ended with an exit code."""
-    printed = (done.stderr or done.stdout).strip()
-    lines, was_killed = printed.splitlines(), done.returncode < 0
-    said = lines[-1] if lines and not was_killed else f"exit code {done.returncode}"
+    printed = (errors or output).strip()
+    lines, was_killed = printed.splitlines(), exit_code < 0
+    said = lines[-1] if lines and not was_killed else f"exit code {exit_code}"
     if any(word in printed.lower() for word in _UNREACHABLE_MESSAGES):
         error = _unreachable(command, said)
     else:

@@ -264,7 +264,8 @@ def _sources(folder: Path) -> list[Path]:
             if not name.startswith((".", "__pycache__", "zerofit-runs", "venv", "node_modules"))
             and not (Path(place) / name / "pyvenv.cfg").exists()
         ]
-        found += [Path(place) / name for name in files if name.endswith(".py")]
+        paths = (Path(place) / name for name in files if name.endswith(".py"))
+        found += [path for path in paths if path.is_file()]  # an editor's lock is a link to nothing
         if len(found) > _MAX_SOURCES:
             break
     return found

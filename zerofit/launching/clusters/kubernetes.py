@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -247,17 +248,22 @@ def _command(submission: Submission) -> list[str]:
 
     The shell handles the SIGTERM of an evicted pod, and makes all nodes save.
     """
-    folder = submission.job.run_folder
+    folder = _literal(submission.job.run_folder)  # named after the script, whatever it is called
     launcher = f'{submission.python} -P -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
     lines = launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM")
-    return ["bash", "-c", "\n".join([f"mkdir -p {folder}", *lines, 'exit "$code"'])]
+    return ["bash", "-c", "\n".join([f"mkdir -p {shlex.quote(folder)}", *lines, 'exit "$code"'])]
+
+
+def _literal(text: str) -> str:
+    """Return a text that the kubelet leaves as it is: it replaces $(NAME) by a variable's value."""
+    return text.replace("$(", "$$(")
 
 
 def _env(submission: Submission) -> list[dict[str, Any]]:
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": name}}}
         if is_secret(name, value)
-        else {"name": name, "value": value}
+        else {"name": name, "value": _literal(value)}
         for name, value in submission.environment.items()
     ]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, bad_value
+from zerofit.core.foreign_text import without_escapes
 from zerofit.core.secrets import is_secret
 from zerofit.core.units import GIB
 from zerofit.core.validation import parse_known
@@ -50,6 +53,8 @@ _SUBMIT_LIMIT_S = 900.0
 """It uploads the work folder, and the first job starts the machine that controls all. ASSUMPTION."""
 _JOB_MOUNT = "~/zerofit-job"
 _PORT = 29500
+_MOST_LISTS = 100
+"""Lines that may begin the queue in a client's output. ASSUMPTION."""
 _SPEC = re.compile(r"(\d+)x(.+)")
 _LEAVE = "leave it out: the run needs the one that zerofit writes"
 _OWN = {
@@ -282,12 +287,24 @@ class _QueuedJob:
 
 
 def _queue(output: str) -> list[_QueuedJob]:
-    """Return the jobs in the output of the queue's command; none if it can't be read."""
-    found = re.search(r"^\[.*", output, re.MULTILINE | re.DOTALL)  # lines on its server may come before
+    """Return the jobs in the output of the queue's command, without those that can't be read."""
+    text = without_escapes(output)
+    for begins in islice(
+        re.finditer(r"^\[", text, re.MULTILINE), _MOST_LISTS
+    ):  # its server's lines may be around
+        try:
+            entries, _ = json.JSONDecoder().raw_decode(text, begins.start())
+        except (ValueError, RecursionError):
+            continue
+        return [job for job in map(_queued, entries) if job is not None]
+    return []
+
+
+def _queued(entry: Any) -> _QueuedJob | None:
     try:
-        return parse_known(list[_QueuedJob], found[0]) if found else []
+        return parse_known(_QueuedJob, json.dumps(entry))
     except ValueError:
-        return []
+        return None
 
 
 def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

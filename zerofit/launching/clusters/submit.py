@@ -388,11 +388,12 @@ def _handed_over(job: SubmittedJob, folder: RunFolder, rendered: Rendered) -> st
     printed = ""
     try:
         printed = run_client(rendered.command, limit_s=rendered.limit_s)
-        job_id: str | None = ENGINES[job.engine].job_id_of(printed)
-        if job_id is not None:
-            return job_id
-    except ClientError as error:
-        refusal = error
+        if (job_id := ENGINES[job.engine].job_id_of(printed)) is not None:
+            return str(job_id)
+    except ClientError as error:  # which a site's wrapper may be after the job is queued
+        refusal, printed = error, error.printed
+        if (job_id := ENGINES[job.engine].job_id_of(printed)) is not None:
+            return str(job_id)
     try:
         found = looked_up(job, folder.path, limit_s=LOOK_LIMIT_S).job_id
     except UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -190,8 +191,12 @@ def _read_failure(path: Path) -> UserError | None:
 def _prune(folder: Path, most_bytes: int) -> None:
     """Delete the oldest traces of a folder above a maximum size."""
     total = 0
-    seen = [(path.stat(), path) for path in folder.glob("*.trace")]
+    seen = []
+    for path in folder.glob("*.trace"):
+        with contextlib.suppress(OSError):  # another run may have removed it
+            seen.append((path.lstat(), path))
     for status, path in sorted(seen, key=lambda entry: entry[0].st_mtime_ns, reverse=True):
         total += status.st_size
         if total > most_bytes:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -15,6 +15,8 @@ from zerofit.checking.read_targets import read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.unreadable import MAX_BYTES
+from zerofit.core.bounded_read import read_bounded, read_bounded_text
 from zerofit.core.overrides import Overrides
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.sources.config_files import ConfigFiles, read_config_files
@@ -108,7 +110,7 @@ def _fsdp(target: tuple[str, ...], *, num_nodes: int) -> ConfigFiles | None:
         situations(targets)[0],
         transformers=versions.transformers,
         num_nodes=num_nodes,
-        read=lambda name: Path(name).read_bytes(),
+        read=lambda name: read_bounded(name, most_bytes=MAX_BYTES),
     )
     if words is None:
         return None
@@ -131,6 +133,6 @@ def _fsdp(target: tuple[str, ...], *, num_nodes: int) -> ConfigFiles | None:
 def _text_of(script: str) -> str:
     """Return the text of a script; empty if it can't be read."""
     try:
-        return Path(script).read_text(encoding="utf-8")
+        return read_bounded_text(script, most_bytes=MAX_BYTES)
     except (OSError, UnicodeDecodeError):
         return ""

@@ -295,6 +295,10 @@ def _names_in(folder: str) -> list[str]:
 
 def _prune(folder: Path) -> None:
     """Delete the oldest captures above the maximum number."""
-    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in files[_MAX_CAPTURES:]:
-        path.unlink(missing_ok=True)
+    found = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):  # another run may have removed it
+            found.append((path.lstat().st_mtime_ns, path))
+    for _, path in sorted(found, reverse=True)[_MAX_CAPTURES:]:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -205,5 +205,7 @@ def _lines(file: Path, offset: int) -> tuple[list[str], int]:
             text = stream.read()
     except FileNotFoundError:
         return [], offset
+    except OSError:  # no file: a line that can't be read
+        return [""], offset
     whole = text[: text.rfind(b"\n") + 1]
     return whole.decode(errors="replace").splitlines(), offset + len(whole)
