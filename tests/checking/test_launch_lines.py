@@ -227,6 +227,7 @@ _LINES = [
     ("trl sft --config trl.yaml", "trl.yaml"),
     ("accelerate launch --num_processes 2 dpo.py --config trl.yaml", "trl.yaml"),
     ("torchrun sft.py trl.yaml", "trl.yaml"),
+    ("sft.py trl.yaml", "trl.yaml"),
     ("trl.yaml", "trl.yaml"),
     ("axolotl.yml", "axolotl.yml"),
 ]
