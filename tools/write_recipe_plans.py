@@ -55,6 +55,8 @@ def main() -> None:
     recipes = load_recipes()
     is_fast = "--fast" in sys.argv[1:]
     names = [word for word in sys.argv[1:] if word != "--fast"]
+    if unknown := set(names) - {recipe.id for recipe in recipes}:
+        sys.exit(f"no such recipes: {', '.join(sorted(unknown))}")
     for recipe in recipes:
         if (names and recipe.id not in names) or (is_fast and recipe.id in planned_recipes()):
             continue

@@ -335,6 +335,41 @@ def test_the_line_whose_tasks_expand_their_rank(line: str, fix: str) -> None:
     assert finding.fix == f"write {fix.replace('{}', _TORCHRUN)}"
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (
+            "{} --node_rank $SLURM_NODEID a.py",
+            'write srun --ntasks-per-node=1 bash -c "{} --node_rank \\$SLURM_NODEID a.py"',
+        ),
+        (
+            "NCCL_DEBUG=INFO accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID a.py",
+            "write NCCL_DEBUG=INFO srun --ntasks-per-node=1 bash -c "
+            '"accelerate launch --num_machines 2 --machine_rank \\$SLURM_NODEID a.py"',
+        ),
+        (
+            "torchrun --nproc_per_node 2 a.py",
+            "write srun --ntasks-per-node=1 before the command; "
+            "write --nnodes 2, and --rdzv_backend c10d --rdzv_endpoint",
+        ),
+        (
+            "accelerate launch --num_processes 4 a.py",
+            "write srun --ntasks-per-node=1 before the command; "
+            "write --num_machines 2, and --main_process_ip and --machine_rank",
+        ),
+        ("{} --rdzv_backend c10d a.py", "write srun --ntasks-per-node=1 before the command"),
+    ],
+)
+def test_a_line_without_srun_is_told_all_that_it_lacks_at_once(line: str, fix: str) -> None:
+    job = f"#!/bin/bash\n{_TWO}{{}}\n"
+    Path("job.sbatch").write_text(job.format(line.replace("{}", _TORCHRUN)))
+    told = {finding.rule: finding.fix for finding in check("job.sbatch").findings}
+    assert told.pop("launch-on-first-node-only") == fix.replace("{}", _TORCHRUN)
+    if "; " not in fix and "before" not in fix:
+        Path("job.sbatch").write_text(job.format(fix.removeprefix("write ").replace("{}", _TORCHRUN)))
+        assert not {finding.rule for finding in check("job.sbatch").findings} - set(told)
+
+
 _UNSET = [
     ('SCRIPT=a.py\nCMD="accelerate launch --num_processes 2 $PROGRAM $ARGS"\n$CMD\n', "$PROGRAM"),
     ("SCRIPTS_ARGS='--lr 1'\ntorchrun $TRAIN_FILE $SCRIPTS_ARGS\n", "$TRAIN_FILE"),

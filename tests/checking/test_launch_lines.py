@@ -227,6 +227,7 @@ _LINES = [
     ("trl sft --config trl.yaml", "trl.yaml"),
     ("accelerate launch --num_processes 2 dpo.py --config trl.yaml", "trl.yaml"),
     ("torchrun sft.py trl.yaml", "trl.yaml"),
+    ("sft.py trl.yaml", "trl.yaml"),
     ("trl.yaml", "trl.yaml"),
     ("axolotl.yml", "axolotl.yml"),
 ]
@@ -429,6 +430,15 @@ def test_a_variable_that_is_almost_a_librarys(text: str, found: str) -> None:
     ]
     assert len(told) == bool(found)
     assert all(line.startswith(found) for line in told)
+
+
+def test_a_variable_that_the_script_reads_is_its_own() -> None:
+    Path("own.py").write_text("import os\naddress = os.environ['MASTER_ADR']\n")
+    line = "export MASTER_ADR=node1\npython {}.py\n"
+    assert [finding.rule for finding in _check(line.format("train")).findings] == [
+        "environment-variable-misspelt"
+    ]
+    assert _check(line.format("own")).findings == ()
 
 
 _ARGUMENTS_ALONE = "from transformers import TrainingArguments\n"

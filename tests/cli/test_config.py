@@ -340,6 +340,23 @@ def test_an_imported_file_keeps_its_batch_and_each_value_names_its_line(
         )
 
 
+_REMOVED = {
+    "curriculum_learning": {"enabled": False},
+    "zero_optimization": {"stage": 3, "mics_shard_size": -1},
+}
+
+
+def test_what_deepspeed_has_removed_matters_to_deepspeed_alone(
+    run_zerofit: RunZerofit, tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(_REMOVED))
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--engine", "fsdp2", "--output-dir", "out")
+    assert run.returncode == 0, run.stderr
+    assert "not used: curriculum_learning, zero_optimization.mics_shard_size" in " ".join(run.stderr.split())
+    run = _config(run_zerofit, tmp_path, "--from", "ds.json", "--output-dir", "own")
+    assert (run.returncode, run.stderr.count("error[deepspeed-key-removed]")) == (2, 2)
+
+
 def test_a_global_batch_in_an_imported_file_gives_what_the_file_leaves_open(
     run_zerofit: RunZerofit, tmp_path: Path
 ) -> None:

@@ -60,6 +60,23 @@ def test_swapped_letters_are_the_most_likely_mistake() -> None:
     assert nearest("--modle", ["--module", "--model"]) == "--model"
 
 
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("main_training_ip", "main_process_ip"),
+        ("main_training_port", "main_process_port"),
+        ("main_training_func", "main_training_function"),
+        ("main_process_addr", "main_process_port"),
+        ("num_process", "num_processes"),
+        ("per_device_batch_size", "per_device_train_batch_size"),
+        ("other_training_thing", None),
+    ],
+)
+def test_the_last_word_of_a_name_says_what_it_is(word: str, near: str | None) -> None:
+    names = ("main_process_ip", "main_process_port", "main_training_function", "num_processes")
+    assert nearest(word, (*names, "per_device_train_batch_size", "machine_rank")) == near
+
+
 def test_nearest_of_no_words_is_none() -> None:
     assert nearest("word", iter(())) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from captured_scripts import VERSIONS, capture, captured_problem
 from runs import SCRIPTS, Launch
 from small_runs import observation
 
+from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan
 from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
 from zerofit.core.strategy import Strategy
 from zerofit.launching.diagnose import EndKind, RunEnd
-from zerofit.launching.hang import closing_line
+from zerofit.launching.hang import RunWatch, closing_line, starting_line
 from zerofit.launching.run_observation import store_observation
 from zerofit.machine.observations import read_observations, subject_of
 
@@ -60,6 +62,52 @@ def test_closing_line(
     ranks: tuple[RankObservation, ...], duration_s: float, predicted_bytes: int | None, line: str
 ) -> None:
     assert closing_line(ranks, duration_s, predicted_bytes) == line
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ({}, "ranks 0, 1: starting"),
+        ({0: observation(Phase.LOADING)}, "rank 0: loading libraries, model and data; rank 1: starting"),
+        (
+            dict.fromkeys(range(2), observation(Phase.PREPARING)),
+            "ranks 0, 1: preparing the model and the optimizer",
+        ),
+        (dict.fromkeys(range(2), observation(Phase.FORWARD)), "ranks 0, 1: forward of step 1"),
+    ],
+)
+def test_what_ranks_do_before_the_first_step(found: dict[int, RankObservation], line: str) -> None:
+    assert starting_line(found, range(2), 95) == f"no step after 1 min 35 s; {line}"
+
+
+def test_many_ranks_that_start_are_counted() -> None:
+    assert starting_line({}, range(8), 30) == "no step after 30 s; ranks 0, 1, 2, 3 and 4 more: starting"
+
+
+class _Progress(Observer):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def progress(self, sentence: str) -> None:
+        self.told.append(sentence)
+
+
+@pytest.mark.parametrize(("waited_s", "told"), [(31, ["no step after 31 s; rank 0: starting"]), (29, [])])
+def test_a_run_gives_a_sign_of_life_before_its_first_step(
+    tmp_path: Path, waited_s: int, told: list[str]
+) -> None:
+    observer, began = _Progress(), time.monotonic() - waited_s
+    watch = RunWatch(
+        ranks_folder=tmp_path,
+        ranks=range(1),
+        limit_s=0,
+        observer=observer,
+        _looked_at=began,
+        _began_at=began,
+        _told_at=began,
+    )
+    watch.look()
+    assert observer.told == told
 
 
 def _rank(reserved_bytes: int, *, step: int) -> RankObservation:

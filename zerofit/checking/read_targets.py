@@ -221,8 +221,7 @@ class _Reading:
         """Read the files that another program's arguments name."""
         self._read_recipes(program.arguments, others=True)
         read = [file.name for file in self.files.values()]
-        has_flags = any(word.startswith("--") for word in program.arguments)
-        is_read = bool(read) or (program.is_trainer and has_flags)
+        is_read = bool(read) or (program.is_trainer and any(word[:2] == "--" for word in program.arguments))
         if not is_read and not self.missing and not self.errors and self._line is None:
             self.errors.append(_unknown_program(program))
         where = f"{self._line.places[0]}: " if self._line is not None else ""
@@ -303,6 +302,7 @@ class _Reading:
                 if word == "--" or _is_argument(word, self.files.values()):
                     continue  # bash run.sh WORD
                 if self._read_target(word).kind is FileKind.SCRIPT:
+                    self._read_recipes(words[number + 1 :])
                     return tuple(words[number + 1 :])
             except UserError as error:
                 self.errors.append(error)

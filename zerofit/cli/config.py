@@ -44,6 +44,7 @@ from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.sources.settings import check_none_ignored
 
 if TYPE_CHECKING:
+    from zerofit.checking.engine import Verdict
     from zerofit.core.plan import Plan
     from zerofit.planning.run_spec import RunSpec
 
@@ -95,7 +96,7 @@ def config(
     )
     if source is not None:
         report = check(source, num_processes=spec.overrides.get("world_size"), on_cpu=spec.on_cpu)
-        stop_at_findings(report.verdict, no_check=no_check, say=console.show)
+        stop_at_findings(_of_engine(report.verdict, spec), no_check=no_check, say=console.show)
     by_script = () if spec.files is None else spec.files.by_script
     if spec.files is not None and not spec.overrides.has("precision"):
         # as accelerate and DeepSpeed take such a file
@@ -125,6 +126,19 @@ def config(
     for path in files:
         echo(str(path))
     return 0
+
+
+_ONLY_IN_DEEPSPEED = "deepspeed-key-removed"
+"""The rule of keys that DeepSpeed refuses, and that files for another engine leave out."""
+
+
+def _of_engine(verdict: Verdict, spec: RunSpec) -> Verdict:
+    """Return the findings that matter to the engine that the files are for."""
+    if spec.overrides.get("engine") in (None, Engine.DEEPSPEED):
+        return verdict
+    return replace(
+        verdict, findings=tuple(found for found in verdict.findings if found.rule != _ONLY_IN_DEEPSPEED)
+    )
 
 
 def _plan(spec: RunSpec, console: Console) -> Plan:

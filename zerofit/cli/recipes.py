@@ -43,7 +43,8 @@ def recipes(*, model: str | None, as_json: bool) -> None:
         echo("\n".join(table_lines(rows, width=terminal_width(), leaves_out=_LESS_IMPORTANT)))
         if not all(recipe.planned and recipe.planned.is_traced for recipe in found):
             echo("\n~: by closed forms, roughly; the others by a trace of the model")
-        echo("\nthe lines of one: zerofit recipes MODEL")
+        echo("\nGPUs are common ones on which training is fast; README has the smallest that hold each model")
+        echo("the lines of one: zerofit recipes MODEL")
     else:
         echo("\n\n".join(map(_lines, found)))
 

@@ -72,7 +72,7 @@ _WALL_TIME = Parsed(
 @click.option(
     "--on",
     type=Word("scheduler", ClusterEngine),
-    help="The scheduler (required).",
+    help="slurm, kubernetes or skypilot (required).",
 )
 @number_option(
     "--num-machines",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 """Exit code for a wrong command line, file or value."""
+_LEAST_RATIO = 0.6
+"""Of two words that are alike (difflib); its own default."""
+_WORDS_OF = re.compile(r"[_.-]+")
+_FEWEST_WORDS = 3
+"""Of a name that is recognized by its other words."""
 
 
 class UserError(Exception):
@@ -82,10 +88,32 @@ def bad_value(flag: str, value: object, *, why: str, fix: str) -> UserError:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid word most similar to a misspelt one, or None; swapped letters are most likely."""
-    matches = difflib.get_close_matches(word, list(valid), n=3, cutoff=0.6)
-    swapped = (match for match in matches if sorted(match) == sorted(word))
-    return next(swapped, matches[0] if matches else None)
+    """Return the valid word most similar to a misspelt one, or None; swapped letters are most likely.
+
+    Of a name of several words the last one says what the value is: main_training_ip is meant to be
+    main_process_ip, not main_training_function.
+    """
+    names = list(valid)
+    matches = difflib.get_close_matches(word, names, n=3, cutoff=_LEAST_RATIO)
+    swapped = next((match for match in matches if sorted(match) == sorted(word)), None)
+    if swapped or (matches and _ends_alike(word, matches[0])):
+        return swapped or matches[0]
+    with_one_other = [name for name in names if _differ_in_one_before_the_last(word, name)]
+    matches = difflib.get_close_matches(word, with_one_other, n=1, cutoff=0.0) or matches
+    return matches[0] if matches else None
+
+
+def _ends_alike(word: str, name: str) -> bool:
+    last, meant = _WORDS_OF.split(word)[-1], _WORDS_OF.split(name)[-1]
+    return difflib.SequenceMatcher(None, last, meant).ratio() >= _LEAST_RATIO
+
+
+def _differ_in_one_before_the_last(word: str, name: str) -> bool:
+    """Return True if two names of three words or more differ in one word that is not the last."""
+    written, meant = _WORDS_OF.split(word), _WORDS_OF.split(name)
+    if len(written) != len(meant) or len(written) < _FEWEST_WORDS or written[-1] != meant[-1]:
+        return False
+    return sum(a != b for a, b in zip(written, meant, strict=True)) == 1
 
 
 class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of ours

@@ -38,6 +38,8 @@ class Holder(StrEnum):
     """Page-locked host memory."""
     PAGEABLE = "pageable"
     """Other host memory."""
+    MAPPED = "mapped"
+    """Pages of files, which the kernel takes back under memory pressure: no run needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class PhaseMemory:
 
     phase: RunPhase
     terms: tuple[Term, ...]
-    """Terms that are live at the same time, so they sum."""
+    """Terms that are live at the same time, so they sum; pages of files are named and don't count."""
 
     def held_by(self, *holders: Holder) -> int:
         """Return the bytes of these holders' terms."""
@@ -68,8 +70,8 @@ class PhaseMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all terms."""
-        return sum(term.num_bytes for term in self.terms)
+        """Sum of all terms that the phase needs."""
+        return sum(term.num_bytes for term in self.terms if term.holder is not Holder.MAPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

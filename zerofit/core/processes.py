@@ -1,4 +1,4 @@
-"""Whether processes have ended, also where nobody takes their exit code.
+"""Whether processes have ended, also where nobody takes their exit code; and how one ends with its parent.
 
 A process whose parent has died belongs to the first process of its container. Where that one takes no exit
 codes (`docker run IMAGE zerofit ...` without `--init`), it stays in the table of processes as a zombie for as
@@ -8,12 +8,18 @@ psutil.pid_exists() count it.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import time
 from collections.abc import Iterable
 
 import psutil
 
 _POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+_libc = ctypes.CDLL(None)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -56,3 +62,15 @@ def wait_for_end(processes: Iterable[psutil.Process], *, within_s: float) -> lis
         if not running or time.monotonic() >= until:
             return running
         time.sleep(_POLL_S)
+
+
+def end_with_parent(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when the thread that started it ends (prctl(2)).
+
+    Args:
+        parent: process id of the parent; if it has ended already, this process exits at once.
+        by: the signal.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os._exit(1)

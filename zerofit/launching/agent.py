@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from zerofit.core.errors import UserError
-from zerofit.machine.stopping import PARENT_VARIABLE, end_with_parent
+from zerofit.core.processes import end_with_parent
+from zerofit.machine.stopping import PARENT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -45,6 +45,12 @@ _LAUNCHER_ENDS_S = 10.0
 _SUSPENDED_S = 30.0
 """A check delayed this much means that this process, or the machine, was suspended: all limits are reset."""
 _REPORT_EVERY_S = 60.0
+_REPORT_START_EVERY_S = 30.0
+"""Before the first step, when nobody knows whether anything happens. ASSUMPTION."""
+_BEFORE_STEPS = {
+    Phase.LOADING: "loading libraries, model and data",
+    Phase.PREPARING: "preparing the model and the optimizer",
+}
 _IN_A_STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 _OUTSIDE_STEPS = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
 _PHASES = tuple(Phase)
@@ -73,6 +79,7 @@ class RunWatch:
     hang: Hang | None = None
     """Set once the run hangs."""
     _looked_at: float = field(default_factory=time.monotonic)
+    _began_at: float = field(default_factory=time.monotonic)
     _told_at: float = field(default_factory=time.monotonic)
     _first: tuple[float, int] | None = None
     """Time and step of the first check at which a step was done."""
@@ -407,9 +414,12 @@ class RunWatch:
         return f", called {'by' if '() at ' in place else 'at'} {place}" if place else ""
 
     def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
-        """Report the run's progress once a minute."""
+        """Report the run's progress once a minute; before its first step, what the ranks do."""
         first = found.get(self.ranks[0])
         if first is None or first.step == 0:
+            if now - self._told_at >= _REPORT_START_EVERY_S:
+                self._told_at = now
+                self.observer.progress(starting_line(found, self.ranks, now - self._began_at))
             return
         if self._first is None:
             self._first = now, first.step
@@ -445,6 +455,21 @@ def _is_full(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return os.statvfs(folder).f_bavail == 0
     return True
+
+
+def starting_line(found: Mapping[int, RankObservation], ranks: Iterable[int], waited_s: float) -> str:
+    """Return what the ranks do before the first step in one line."""
+    doing: dict[str, list[str]] = {}
+    for rank in ranks:
+        state = found.get(rank)
+        words = "starting" if state is None else _BEFORE_STEPS.get(state.phase) or describe(state)
+        doing.setdefault(words, []).append(str(rank))
+    parts = (
+        f"rank{'s' * (len(alike) > 1)} {', '.join(alike[:_SHOWN_RANKS])}"
+        f"{f' and {len(alike) - _SHOWN_RANKS} more' * (len(alike) > _SHOWN_RANKS)}: {words}"
+        for words, alike in doing.items()
+    )
+    return f"no step after {format_duration(waited_s)}; {'; '.join(parts)}"
 
 
 def progress_line(

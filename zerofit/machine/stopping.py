@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 from typing import TYPE_CHECKING
+
+from zerofit.core.processes import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
 _STOPS = (signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
-"""linux/prctl.h"""
-_libc = ctypes.CDLL(None)
 PARENT_VARIABLE = "ZEROFIT_PARENT"
 """Process id of the agent of `zerofit launch`, set for the ranks that it starts."""
 
@@ -48,15 +46,3 @@ def end_with_agent() -> None:
     agent = os.environ.pop(PARENT_VARIABLE, None)  # it is not the parent of the script's own subprocesses
     if agent is not None:
         end_with_parent(int(agent))
-
-
-def end_with_parent(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that started it ends (prctl(2)).
-
-    Args:
-        parent: process id of the parent; if it has ended already, this process exits at once.
-        by: the signal.
-    """
-    _libc.prctl(_PR_SET_PDEATHSIG, by)
-    if os.getppid() != parent:
-        os._exit(1)

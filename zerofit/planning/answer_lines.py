@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Buckets
 from zerofit.core.units import format_bytes
 from zerofit.planning.options import MachineFlags
@@ -70,7 +71,8 @@ def head_lines(answer: Answer) -> Iterator[str]:
     problem = answer.problem
     yield f"{model_words(problem.model)}, {workload_words(problem)}"
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
-    host = f"{format_bytes(problem.host_bytes)} of host memory"
+    usable, whole = format_bytes(problem.host_bytes), format_bytes(problem.machine.host_memory_bytes)
+    host = f"{usable} of host memory" if usable == whole else f"{usable} of {whole} of host memory"
     described = problem.spec.described
     if described.gpus is not None and described.host_ram is None:
         host += ", which is assumed: set --host-ram"
@@ -311,5 +313,6 @@ def _hint(other: EstimatedStrategy, chosen: EstimatedStrategy) -> Iterator[str]:
 
 def _largest(where: str, estimate: MemoryEstimate) -> str:
     peak = estimate.peak
-    term = max(peak.terms, key=lambda term: term.num_bytes)
+    needed = [term for term in peak.terms if term.holder is not Holder.MAPPED]
+    term = max(needed, key=lambda term: term.num_bytes)
     return f"Largest on the {where}, in {peak.phase.value}: {term.name}, {format_bytes(term.num_bytes)}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
 from zerofit.core.freezing import FREEZES, is_word
 from zerofit.core.optimizers.lookup import REPLACEMENTS
@@ -126,7 +127,8 @@ def terms_words(phase: PhaseMemory) -> str:
     """Return the large terms of a phase, the largest first: "weights 15.0, NCCL 0.7 GiB"."""
     sums: Counter[str] = Counter()
     for term in phase.terms:
-        sums[term.name] += term.num_bytes
+        if term.holder is not Holder.MAPPED:
+            sums[term.name] += term.num_bytes
     terms = sums.most_common()
     shown = [term for term in terms if term[1] >= _LEAST_SHOWN] or terms[:1]
     return f"{', '.join(f'{name} {gib(num_bytes)}' for name, num_bytes in shown)} GiB"

@@ -281,7 +281,8 @@ def _other_formats(found: Strategy, before: Problem) -> Iterator[str]:
         return
     engine = Engine.DEEPSPEED if before.said.get("zero_stage") else before.said.get("engine")
     for change in format_changes(before.script.capture, found, beside=engine):
-        yield f"{change.what} {change.before} -> {change.after}"
+        is_more = change.after.startswith(f"{change.before}, ")  # bf16, and then summed in it
+        yield f"{change.what} {change.after if is_more else f'{change.before} -> {change.after}'}"
 
 
 def _released(problem: Problem, parts: Iterable[tuple[str, ...]]) -> Changes:

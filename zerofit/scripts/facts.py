@@ -325,6 +325,10 @@ class ScriptFacts:
     """True if some run of the script calls Accelerator.load_state()."""
     sets_accumulation: bool = False
     """True if it sets the Accelerator's steps of accumulation after it is made."""
+    variables: frozenset[str] = frozenset()
+    """Environment variables that it may read: the literals in capitals in its source."""
+    repeats_epochs: bool = False
+    """True if it loops over epochs, and tells none of them to anything by set_epoch()."""
 
     def reached_with(self, given: Sequence[str]) -> ScriptFacts:
         """Return these facts without the calls that a run with some arguments certainly never makes."""
@@ -472,6 +476,7 @@ class Action(StrEnum):
     CHECKPOINT_ACTIVATIONS = "gradient_checkpointing_enable()"
     TUNE_PREFIX = "PrefixTuningConfig()"
     STOP_EARLY = "EarlyStoppingCallback()"
+    MAKE_SAMPLER = "DistributedSampler()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     USE_WRAPPED = "an attribute of a prepared model that a wrapper lacks"
     FORWARD = "model()"

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from tiny_traces import tiny
 
 from zerofit.core.allocation_log import Sharding, TraceRequest
 from zerofit.core.errors import UserError
+from zerofit.core.module_path import OWN_PROGRAM
+from zerofit.core.processes import wait_for_end
 from zerofit.core.strategy import Lora, Precision, Quantization
 from zerofit.models.find import probe_model
 from zerofit.models.trace import alone
@@ -130,3 +135,29 @@ def test_the_forks_hold_no_file_of_the_script_open_and_end_with_it() -> None:
         time.sleep(0.01)
     assert not os.path.exists(f"/proc/{pid}")
     os.close(reader)
+
+
+_STANDS = """
+import os, sys, time
+from zerofit.models.trace.alone import serve_forks
+serve_forks(lambda _: (print(os.getpid(), flush=True), time.sleep(600)), sys.stdin, sys.stdout)
+"""
+
+
+def test_no_trace_outlives_the_process_that_waits_for_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _STANDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as serving:
+        assert serving.stdin is not None
+        assert serving.stdout is not None
+        serving.stdin.write("line\n")
+        serving.stdin.flush()
+        fork = psutil.Process(int(serving.stdout.readline()))
+        serving.kill()
+        assert wait_for_end([fork], within_s=120) == []
+
+
+def test_a_tracing_process_whose_plan_has_ended_ends_at_once() -> None:
+    of_another = [*OWN_PROGRAM, "zerofit.models.trace.alone_process", "1"]
+    ended = subprocess.run(of_another, stdin=subprocess.PIPE, capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")

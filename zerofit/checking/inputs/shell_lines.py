@@ -332,7 +332,8 @@ class _Shell:
         """Take over the lines of a text that another shell runs: behind eval or bash -c, or in a heredoc."""
         offset = self.offset + (at if is_heredoc else at - 1 if is_in_place else 0)
         job = self.job
-        if is_heredoc and outer and program_of(outer[0]) == "sbatch":
+        starters = {program_of(word) for word in outer}  # behind assignments, exec and the like too
+        if is_heredoc and "sbatch" in starters:
             job, outer = batch_job(text, name=self.name, first_line=offset + 1, is_literal=is_literal), ()
         inner = _Shell(
             name=self.name, offset=offset, job=job, variables=self.variables, outer=(*self.outer, *outer)
@@ -340,7 +341,7 @@ class _Shell:
         tasks = inner.values if job is not None and not inner.outer else {}
         inner.values, inner.folder = {**self.values, **tasks}, self.folder
         inner.from_batch_shell = dict(self.from_batch_shell)
-        if outer and program_of(outer[0]) == "srun":  # each task has its own
+        if "srun" in starters:  # each task has its own
             inner.values = {name: value for name, value in inner.values.items() if name not in _OF_FIRST_TASK}
         inner.written, inner.named = dict(self.written), set(self.named)
         inner.exported = set(self.exported)

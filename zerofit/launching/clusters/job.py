@@ -35,6 +35,8 @@ _MAX_SOURCES = 2000
 """Maximum number of Python files beside a script in its digest."""
 _SHM_SHARE = 0.5
 """Share of a node's memory for /dev/shm: Linux's default for tmpfs (tmpfs(5))."""
+_DATA_BYTES = 2 * GIB
+"""Host memory of a rank for its dataset and DataLoader workers, which no estimate has. ASSUMPTION."""
 _HOST_VARIABLES = (
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|VIRTUAL_ENV|CONDA_(PREFIX|DEFAULT_ENV)|LD_LIBRARY_PATH|PYTHONPATH"
     r"|CUDA_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|XDG_CACHE_HOME|TORCH_(HOME|EXTENSIONS_DIR)"
@@ -176,7 +178,8 @@ def resources_of(plan: Plan, *, wall_time_s: int | None, on_cpu: bool) -> Resour
     topology, machine, estimate = plan.topology, plan.machine, plan.estimate
     memory = machine.host_memory_available_bytes
     if estimate is not None:
-        memory = math.ceil(estimate.host.peak_bytes * (1 + estimate.host.uncertainty))
+        needed = math.ceil(estimate.host.upper_bytes)
+        memory = max(needed, min(needed + topology.ranks_per_node * _DATA_BYTES, memory))
     return Resources(
         num_nodes=topology.num_nodes,
         gpus_per_node=0 if on_cpu else topology.ranks_per_node,

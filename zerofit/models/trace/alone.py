@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.module_path import OWN_PROGRAM
+from zerofit.core.processes import end_with_parent
 from zerofit.models.trace.cache import read_trace
 
 if TYPE_CHECKING:
@@ -73,9 +74,11 @@ def error_of(error: UserError) -> dict[str, Any]:
 
 def _in_a_fork(answer: Callable[[str], dict[str, Any]], line: str) -> dict[str, Any]:
     """Return the answer of a fork; of a second one if the first dies."""
+    owner = os.getpid()
     for _ in range(_ATTEMPTS):
         reader, writer = os.pipe()
         if (number := fork()) == 0:
+            end_with_parent(owner)  # nobody else ends a trace whose plan was killed
             os.close(reader)
             with ending():
                 gc.disable()  # a collection of FSDP2's cycles may end in a segmentation fault
@@ -188,7 +191,7 @@ class _Process:
         paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         self._messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*OWN_PROGRAM, _PROGRAM],
+            [*OWN_PROGRAM, _PROGRAM, str(self._owner)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,

@@ -1,4 +1,7 @@
-"""The process that alone.py starts: it traces what its input's lines ask for, each in a fork."""
+"""The process that alone.py starts: it traces what its input's lines ask for, each in a fork.
+
+Usage: python -m zerofit.models.trace.alone_process PARENT, with the process id of the one that asks.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.processes import end_with_parent
 from zerofit.models.trace.alone import error_of, serve_forks, untraced
 from zerofit.models.trace.cache import write_trace
 from zerofit.models.trace.entry import trace_here
@@ -30,6 +34,7 @@ _LIBRARIES = (
 
 def main() -> None:
     """Answer requests on standard output, to which nothing else may write."""
+    end_with_parent(int(sys.argv[1]))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for name in _LIBRARIES:

@@ -25,6 +25,8 @@ ROUNDING = "pinned rounding"
 """Term for what PyTorch's pinned allocator holds beyond the requested bytes."""
 CHECKPOINT = "checkpoint"
 """Term for the pages of mapped files, which the kernel reclaims under memory pressure."""
+_UNPINNED = {CHECKPOINT: Holder.MAPPED}
+"""Terms that are not pageable memory, where they are not pinned."""
 
 
 class HostLedger:
@@ -59,7 +61,7 @@ class HostLedger:
 
     def take(self, num_bytes: int, term: str, *, is_pinned: bool = False) -> int:
         """Allocate a block and return its number."""
-        key = term, Holder.PINNED if is_pinned else Holder.PAGEABLE
+        key = term, Holder.PINNED if is_pinned else _UNPINNED.get(term, Holder.PAGEABLE)
         if is_pinned and num_bytes:
             size = 1 << (num_bytes - 1).bit_length()
             if self._idle[size]:
@@ -103,7 +105,7 @@ class HostLedger:
         phase = self._phase
         if phase is None:
             return
-        size = self._total - self._live.get((CHECKPOINT, Holder.PAGEABLE), 0), self._total
+        size = self._total - self._live.get((CHECKPOINT, Holder.MAPPED), 0), self._total
         self._is_at_peak = size >= self._peaks.get(phase, (0, 0))
         if self._is_at_peak:
             self._peaks[phase] = size
@@ -479,8 +481,8 @@ _EXPLANATIONS = {
     ),
     CAST: ("c P_all a rank, cast from what was loaded", "deepspeed 0.19.8, runtime/engine.py:1862"),
     CHECKPOINT: (
-        "b P_all once per node, b bytes per element as saved, or the memory left: mapped files, shared by the"
-        " ranks, whose pages the kernel reclaims under memory pressure",
+        "not counted, as the kernel reclaims pages of mapped files under memory pressure: b P_all once per"
+        " node, b bytes per element as saved, or the memory left; the ranks share them",
         "measured: /proc/PID/smaps_rollup of two ranks, tests/evidence/memory/test_checkpoint_load.py;"
         " transformers 5.23, modeling_utils.py:4524, :4573",
     ),
@@ -566,7 +568,7 @@ def _played_ranks(setup: Setup, loaded: int) -> Iterator[tuple[int, HostRank]]:
 
 def _limit_checkpoint(held: Counter[tuple[str, Holder]], room: int) -> None:
     """Limit the mapped checkpoint to the memory left, as its pages can be read from the disk again."""
-    key = CHECKPOINT, Holder.PAGEABLE
+    key = CHECKPOINT, Holder.MAPPED
     if key in held:
         held[key] = min(held[key], max(0, room - held.total() + held[key]))
 

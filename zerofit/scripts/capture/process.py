@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from zerofit.core.processes import has_ended
-from zerofit.machine.stopping import end_with_parent
+from zerofit.core.processes import end_with_parent, has_ended
 from zerofit.scripts.capture.environment import MARK
 
 if TYPE_CHECKING:

@@ -38,6 +38,7 @@ _RECORDED_ONLY = {
     **dict.fromkeys(names.PREFIX_TUNING, Action.TUNE_PREFIX),
     **dict.fromkeys(names.EARLY_STOPPING, Action.STOP_EARLY),
     **dict.fromkeys(names.SHARD_MERGES, Action.GATHER_SHARDS),
+    **dict.fromkeys(names.SAMPLERS_OF_RANKS, Action.MAKE_SAMPLER),
 }
 """Functions and classes whose results are not tracked."""
 _SAME_MODEL = {

@@ -72,6 +72,9 @@ PATH = "pathlib.Path"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
 DUMMY_SCHEDULERS = {f"accelerate.{module}DummyScheduler" for module in ("", "utils.", "utils.deepspeed.")}
 PREFIX_TUNING = {f"peft.{module}PrefixTuningConfig" for module in ("", "tuners.", "tuners.prefix_tuning.")}
+SAMPLERS_OF_RANKS = frozenset(
+    {"torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler"}
+)
 EARLY_STOPPING = {f"transformers.{module}EarlyStoppingCallback" for module in ("", "trainer_callback.")}
 SHARD_MERGES = {f"accelerate.utils.{module}merge_fsdp_weights" for module in ("", "fsdp_utils.")} | {
     f"torch.distributed.fsdp.{module}FullyShardedDataParallel.{method}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
 from zerofit.scripts.source.values import LocalClass, LocalFunction, ObjectKind, Scope, TrackedObject
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.scripts.facts import Snippet
     from zerofit.scripts.source.reading import Condition, RecordedCall
 
@@ -30,6 +33,7 @@ _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
 _PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 _UNFREEZES = ("requires_grad", "load_adapter", "add_adapter", "set_adapter")
 """Words of code that may make frozen adapters train."""
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -59,9 +63,27 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
             facts,
             parses_plain_arguments=_parses_plain_arguments(tree),
             parsed_fields=dataclass_fields(tree),
+            variables=frozenset(_capitals(tree)),
+            repeats_epochs=_repeats_epochs(tree),
         )
     except RecursionError:
         raise too_deep() from None
+
+
+def _capitals(tree: ast.Module) -> Iterator[str]:
+    """Yield the literals that may name environment variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _VARIABLE.fullmatch(node.value):
+            yield node.value
+
+
+def _repeats_epochs(tree: ast.Module) -> bool:
+    """Return True if a loop counts epochs, and nothing is told of them."""
+    nodes = list(ast.walk(tree))
+    if any(isinstance(node, ast.Attribute) and node.attr == "set_epoch" for node in nodes):
+        return False
+    loops = (node for node in nodes if isinstance(node, ast.For))
+    return any("epoch" in f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower() for loop in loops)
 
 
 def _parses_plain_arguments(tree: ast.Module) -> bool:

@@ -210,9 +210,22 @@ def _on_first_node(situation: Situation) -> Iterator[Hit]:
         why="a batch script runs on the first node, and waits there for ranks that nothing starts"
         if is_several
         else None,
-        fix=f"write srun {_ONE_TASK} before the command",
+        fix=_start_on_each_node(step, counts_nodes=is_several or _is_open(situation, step)),
         confidence=Confidence.CERTAIN if is_several and not is_open else Confidence.LIKELY,
     )
+
+
+def _start_on_each_node(step: _Step, *, counts_nodes: bool) -> str:
+    """Return the fix for a line without srun, with what the line lacks once srun starts it on each node."""
+    fix = f"write srun {_ONE_TASK} before the command"
+    line, own = step.line, len(without_wrappers(step.line.words)[0])
+    words = (*line.words[:own], "srun", _ONE_TASK, *line.words[own:])
+    under = replace(step, line=replace(line, words=words))
+    if (rank := _rank_of_all_nodes(under)) is not None:
+        expanded = _expanded_by_task(under, rank)
+        return expanded if "srun" in expanded and not line.outer else f"{fix}, and {expanded}"
+    is_launcher_of_hosts = step.command.launcher is Launcher.DEEPSPEED
+    return fix if counts_nodes or is_launcher_of_hosts else f"{fix}; {_count_nodes(step)}"
 
 
 def _meets_by_itself(step: _Step) -> bool:
@@ -237,19 +250,24 @@ def _nodes_alone(situation: Situation) -> Iterator[Hit]:
         return
     if step.command.launcher is Launcher.DEEPSPEED or step.job.starts_own_code or _is_open(situation, step):
         return
-    is_accelerate = step.command.launcher is Launcher.ACCELERATE
     if step.machines is not None and whole_number(step.machines.value) != 1:
         return
-    flag = "num_machines" if is_accelerate else "nnodes"
-    meets = "--main_process_ip and --machine_rank" if is_accelerate else "--rdzv_backend c10d --rdzv_endpoint"
+    flag = "num_machines" if step.command.launcher is Launcher.ACCELERATE else "nnodes"
     told = f"srun {step.command.program} "
     told += f"without --{flag}" if step.machines is None else step.machines.text
     option = step.job.find("nodes") or step.job.find("ntasks")
     yield Hit(
         found=f"{told}, with #SBATCH {option.text}" if option is not None else told,
-        fix=f"write --{flag} {nodes}, and {meets}",
+        fix=_count_nodes(step),
         confidence=Confidence.LIKELY,
     )
+
+
+def _count_nodes(step: _Step) -> str:
+    """Return the fix for a launcher that is not told of the job's nodes."""
+    if step.command.launcher is Launcher.ACCELERATE:
+        return f"write --num_machines {step.job.nodes}, and --main_process_ip and --machine_rank"
+    return f"write --nnodes {step.job.nodes}, and --rdzv_backend c10d --rdzv_endpoint"
 
 
 def _is_open(situation: Situation, step: _Step) -> bool:
@@ -356,10 +374,8 @@ def _same_rank(situation: Situation) -> Iterator[Hit]:
     step = _step_of(situation)
     if step is None or not step.is_under_srun or step.job.nodes == 1:
         return
-    rank, machines = step.command.find(*_RANKS), step.machines
-    if rank is None or rank.value != "0" or _agree_on_ranks(step.command):
-        return
-    if machines is None or whole_number(machines.value) == 1 or _is_for_one_node(step.line):
+    rank = _rank_of_all_nodes(step)
+    if rank is None:
         return
     names = " or ".join(f"${name}" for name in step.line.from_batch_shell)
     is_sure = bool(step.job.nodes) and not step.line.is_conditional
@@ -369,6 +385,15 @@ def _same_rank(situation: Situation) -> Iterator[Hit]:
         fix=_expanded_by_task(step, rank),
         confidence=Confidence.CERTAIN if is_sure else Confidence.LIKELY,
     )
+
+
+def _rank_of_all_nodes(step: _Step) -> Flag | None:
+    """Return the flag that gives rank 0 to each node on which srun starts the line; None if there is none."""
+    rank, machines = step.command.find(*_RANKS), step.machines
+    if rank is None or rank.value != "0" or _agree_on_ranks(step.command):
+        return None
+    is_for_one = machines is None or whole_number(machines.value) == 1 or _is_for_one_node(step.line)
+    return None if is_for_one else rank
 
 
 def _expanded_by_task(step: _Step, rank: Flag) -> str:
@@ -445,7 +470,10 @@ def _unset(situation: Situation) -> Iterator[Hit]:
 )
 def _misspelt(situation: Situation) -> Iterator[Hit]:
     line = situation.line
+    read_by_script = situation.script.variables if situation.script is not None else ()
     for variable in line.variables.misspelt if line is not None else ():
+        if variable.name in read_by_script:
+            continue
         place = replace(line.places[0], line=variable.line, column=1) if line and line.places else None
         yield Hit(
             found=f"{variable.name}=...",

@@ -309,4 +309,29 @@ def _second_order_gradients(situation: Situation) -> Iterator[Hit]:
             yield hit(call.seen)
 
 
+@Rule(
+    id="sampler-without-set-epoch",
+    severity=Severity.WARNING,
+    summary="a DistributedSampler shuffles each epoch in the same order",
+    why="it shuffles by its seed and its epoch, which stays 0 until set_epoch() says otherwise",
+    fix="call the sampler's set_epoch(epoch) at the beginning of each epoch",
+    see="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler",
+    evidence=Reproduction(
+        outcome=Effect.DIFFERS, not_reproduced="the harness has no reference for its good example"
+    ),
+)
+def _same_order(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or not script.repeats_epochs or script.route is Route.TRAINER:
+        return
+    if any(call.num_loaders != 0 for call in script.find(Action.PREPARE)):
+        return  # accelerate's DataLoader tells the sampler itself (data_loader.py)
+    trains = any(script.find(Action.BACKWARD, Action.BACKWARD_OF_LOSS, Action.STEP, Action.STEP_UNKNOWN))
+    for call in unguarded_calls(situation, Action.MAKE_SAMPLER):
+        shuffles = call.keyword("shuffle")
+        if call.given & {"shuffle", "**"} and (shuffles is None or not shuffles.value):
+            continue
+        yield hit(call.seen, "", Confidence.LIKELY if trains else Confidence.POSSIBLE)
+
+
 RULES = declared(vars())

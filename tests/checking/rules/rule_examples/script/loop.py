@@ -23,6 +23,25 @@ _PENALIZES = changed(
 """,
 )
 """With a gradient penalty, as of WGAN-GP."""
+_SAMPLES = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+torch.distributed.init_process_group("gloo")
+data = TensorDataset(torch.arange(64.0).reshape(8, 8))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=2, sampler=sampler)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for (batch,) in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 _WITH_ACCUMULATE = changed(
     _ACCUMULATES,
     _LOOP,
@@ -156,5 +175,9 @@ EXAMPLES = {
     "second-order-gradients-under-zero": Examples(
         bad=at_zero(2, _PENALIZES),
         good=at_zero(2, SMALL),
+    ),
+    "sampler-without-set-epoch": Examples(
+        bad=Example(script=changed(_SAMPLES, "    sampler.set_epoch(epoch)\n", "")),
+        good=Example(script=_SAMPLES),
     ),
 }
