@@ -25,6 +25,7 @@ from zerofit.planning.estimate.device_memory.ragged import (
     with_ragged_batches,
 )
 from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.plan_table import group_of
 from zerofit.planning.samples import lengths_of_batches
 
 _GPU = GpuSpec(name="made", memory_bytes=80 * GIB, compute_capability=(8, 0))
@@ -161,4 +162,5 @@ def test_a_plan_of_a_script_shows_what_its_lengths_leave_cached() -> None:
     shown = replays(problem).estimate(strategy).estimate.device
     terms = {term.name: term.holder for term in shown.peak.terms}
     assert terms[RAGGED] is Holder.CACHE
+    assert group_of(RAGGED).name == "context and cache"
     assert f"{RAGGED_MORE:.0%} more" in shown.uncertainty_source

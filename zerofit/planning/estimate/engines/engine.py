@@ -60,6 +60,8 @@ class Setup:
     """Elements that each rank loads and then drops, as it keeps a part of whole parameters."""
     stage: Stage | None = None
     """The rank's stages of a pipeline, whose log it is; None without a pipeline."""
+    rank: int | None = None
+    """The data-parallel rank that is played, where ranks differ; None for the one that needs most."""
     shares: tuple[float, ...] = ()
     """Widths of the batches that are played in turn, as shares of the traced one; empty if all have its
     width. Not for a pipeline."""
