@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 RAGGED = "cache of ragged batches"
 """The term of what is reserved beyond a run whose batches all have the longest's width."""
 RAGGED_MORE = 0.2
-"""What batches of many lengths add to the uncertainty of the memory that a GPU shows."""
+"""What batches of many lengths add to the uncertainty of the memory that a GPU shows. Of published runs over
+such batches it was predicted up to 22 % too low; why is not known (docs/reference/predictions.md)."""
 _WHY_MORE = (
     "as the order of the batches decides which blocks the allocator keeps; torch gives them back before it "
     "runs out of memory"
