@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import tomllib
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,10 +45,12 @@ from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
 from zerofit.models.weight_formats import format_of
 from zerofit.planning.closed_form_estimator import closed_form_memory
+from zerofit.planning.estimate.batch_lengths import BatchLengths
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.closed_form.uncertainty import UNCERTAINTY
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.estimate.device_memory.ragged import with_ragged_batches
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.training_estimator import trace_request_for
@@ -76,6 +80,8 @@ _HOLDERS = {
 }
 _FORMATS = ("adapters", "saved_modules")
 """Formats of what trains, where they are not as zerofit makes them."""
+_PARTS = 100
+"""Samples that stand for lengths of which the mean is stated."""
 _CACHE = default_cache_folder(os.environ, Path.home())
 _OLD_TORCH = (*(f"1.{minor}." for minor in range(10)), "1.10")
 """Versions whose softmax keeps its input."""
@@ -192,6 +198,9 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         use=ModelUse(has_adapters=adapter > 0, is_own="code" in row, weight_format=format_of(model.config)),
     )
     memory = estimate_memory(setup, gpu=gpu)
+    if "mean_length" in row:
+        shares = _lengths(row["mean_length"]).shares(row["sequence_length"], row["micro_batch_size"])
+        memory = with_ragged_batches(memory, replace(setup, shares=shares), gpu=gpu)
     others = _by_other_models(model, request, setup, row) if not adapter else {}
     return PublishedPeak(
         source=source,
@@ -207,6 +216,12 @@ def predict(source: str, row: dict[str, Any]) -> PublishedPeak:
         doubts=tuple(row.get("doubts", ())),
         **others,
     )
+
+
+def _lengths(mean: int) -> BatchLengths:
+    """Return the lengths of samples whose mean alone is stated. ASSUMPTION: exponentially distributed."""
+    lengths = Counter(round(-mean * math.log(1 - (part + 0.5) / _PARTS)) for part in range(_PARTS))
+    return BatchLengths(counts=tuple(sorted(lengths.items())))
 
 
 @contextmanager

@@ -108,6 +108,7 @@ class Predictor:
             topology=Topology(world_size=self.num_ranks),
             versions=self.versions,
             keeps_outputs=self.keeps_outputs,
+            rank=0 if self.num_ranks > 1 else None,
             compute_capability=self._gpu.compute_capability or OTHER_DEVICES,
         )
 

@@ -90,6 +90,25 @@ def test_a_verdict_on_the_script_is_told_after_its_trace_and_before_the_search(i
         assert told == []
 
 
+@pytest.mark.parametrize(("is_cold", "announced"), [(True, 1), (False, 0)])
+def test_it_is_told_once_that_a_named_model_is_traced(is_cold: bool, announced: int) -> None:
+    told, captured = list[str](), capture()
+
+    class Telling(Observer):
+        def announce(self, title: str) -> None:
+            told.append(title)
+
+    def trace(request: TraceRequest, on_progress: Any) -> Trace:
+        if is_cold:
+            on_progress("micro-batch 1")
+            on_progress("micro-batch 5")
+        return Trace(request=request, logs=(closed_form_log(captured.model.facts, request),))
+
+    subject = replace(subject_of_capture(captured), capture=None, tracer=trace)
+    Planner(subject, is_fast=False, observer=Telling()).answer(captured_problem(captured, spec=_THERE))
+    assert told == announced * [f"tracing {subject.name}; the next plan of it is quicker"]
+
+
 _LOOKS_ON = "looking for what fits and is faster ..."
 
 

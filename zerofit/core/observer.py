@@ -22,6 +22,9 @@ class Observer:
         """Receive a text for users who want all details; passed to show() by default."""
         self.show(text)
 
+    def announce(self, title: str) -> None:
+        """Receive the title of what may take minutes, where its progress can't be shown."""
+
     def progress(self, sentence: str) -> None:
         """Receive a sentence on the progress of a run, once a minute."""
 

@@ -96,6 +96,9 @@ class ClosedFormEstimator(TrainingEstimator):
             return found
         return replace(found, uncertainty=QUANTIZED_TIME, uncertainty_source=QUANTIZED_TIME_SOURCE)
 
+    def _as_reserved(self, strategy: Strategy, device: MemoryEstimate) -> MemoryEstimate:
+        return device  # without the allocator
+
     def _estimate_within(self, setup: Setup) -> MemoryEstimate | None:
         device = self._estimate(setup)
         return device if device.peak_bytes <= self._problem.device_bytes else None

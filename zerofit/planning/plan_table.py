@@ -242,7 +242,7 @@ GROUPS = tuple(
             ),
         ),
         ("B", "engine's buffers", ()),
-        ("C", "context and cache", ("allocator cache", "CUDA context", "NCCL")),
+        ("C", "context and cache", ("allocator cache", "cache of ragged batches", "CUDA context", "NCCL")),
     )
 )
 """In drawing order. A term that no group lists is an engine's buffer."""

@@ -182,15 +182,21 @@ class Planner:
 
     def _tell(self, tell: Callable[[str], None], progress: str) -> None:
         """Tell the progress of a trace, which is then not read from the cache."""
-        self._has_traced = True
+        self._say_traced()
         tell(progress)
+
+    def _say_traced(self) -> None:
+        """Say once that a model is traced; of a script it was said that it runs."""
+        if not self._has_traced and self._subject.capture is None:
+            self._observer.announce(f"tracing {self._subject.name}; the next plan of it is quicker")
+        self._has_traced = True
 
     def _trace_ahead(self, requests: Sequence[TraceRequest]) -> None:
         # Threads, as a notebook has them, are not in the forks that trace.
         if self._subject.tracer_ahead is None or len(requests) < 2 or threading.active_count() > 1:
             return
         with self._observer.task(f"tracing {self._subject.name} in {len(requests)} ways"):
-            self._subject.tracer_ahead(requests)
+            self._subject.tracer_ahead(requests, self._say_traced)
 
 
 def _no_dimensions(name: str) -> UserError:

@@ -9,6 +9,7 @@ from zerofit.checking.constraints import Constraints, of_packed_checkpoint, with
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
 from zerofit.core.units import format_bytes
+from zerofit.planning.estimate.device_memory.ragged import upper_need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,7 +154,7 @@ class Problem:
 
     def is_close_on_gpu(self, device: MemoryEstimate) -> bool:
         """Return True if an estimate exceeds the GPU's memory at the upper end of its uncertainty."""
-        return device.upper_bytes > self.card_bytes
+        return upper_need(device) > self.card_bytes
 
     def shorter(self) -> Iterator[Problem]:
         """Yield the problem with samples of half the length, a quarter, and so on, down to LEAST_LENGTH."""

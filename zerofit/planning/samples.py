@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Route
 from zerofit.core.facts import Workload
+from zerofit.planning.estimate.batch_lengths import BatchLengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _PAD_MULTIPLES = (128, 64, 32, 16, 8)
 """ASSUMPTION: the values of pad_to_multiple_of that collators use."""
+_GROUPED = "LengthGroupedSampler"
+"""Trainer's sampler whose batches are of samples of about one length (transformers, trainer_pt_utils.py)."""
 
 
 def samples_of(capture: Capture) -> Workload:
@@ -64,6 +67,29 @@ def _padded_length(capture: Capture) -> int:
         if all(width == -(-inner // multiple) * multiple for width, inner in widths):
             return -(-longest // multiple) * multiple
     return longest
+
+
+def lengths_of_batches(capture: Capture) -> BatchLengths | None:
+    """Return the samples' lengths if each batch is padded to its own longest; None if not, or not known.
+
+    Batches that are packed, or padded to a fixed length, are all alike.
+    """
+    lengths, loader = capture.lengths, capture.loader
+    if lengths is None or len(lengths.counts) < 2:
+        return None
+    batches = [batch for batch in capture.batches if len(batch.lengths) >= (capture.micro_batch_size or 1)]
+    pairs = [(width, max(batch.lengths)) for batch in batches for width in _widths((batch,), "input_ids")]
+    multiples = (1, *reversed(_PAD_MULTIPLES))
+    multiple = next(
+        (size for size in multiples if all(width == -(-inner // size) * size for width, inner in pairs)), None
+    )
+    if not pairs or multiple is None:
+        return None
+    return BatchLengths(
+        counts=lengths.counts,
+        multiple=multiple,
+        is_grouped=loader is not None and loader.sampler == _GROUPED,
+    )
 
 
 def _widths(batches: tuple[CapturedBatch, ...], name: str) -> Iterator[int]:

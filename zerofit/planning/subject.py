@@ -20,7 +20,7 @@ from zerofit.models.task import Task
 from zerofit.models.weight_formats import format_of, notes_on_format
 from zerofit.planning.estimate.model_use import ModelUse, use_in_script, use_of_named
 from zerofit.planning.options import Loop
-from zerofit.planning.samples import samples_of
+from zerofit.planning.samples import lengths_of_batches, samples_of
 from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import script_of, script_path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import Model, ScriptFacts
 
     Tracer = Callable[[TraceRequest, Callable[[str], None]], Trace]
-    TracerAhead = Callable[[Sequence[TraceRequest]], None]
+    TracerAhead = Callable[[Sequence[TraceRequest], Callable[[], None]], None]
 
 _NO_SAMPLES = Workload()
 _ANY_USE = ModelUse()
@@ -68,7 +68,8 @@ class Subject:
     tracer: Tracer | None = field(default=None, compare=False, repr=False)
     """Returns the trace of a micro-batch; it tells its progress to a function. None if nothing can trace."""
     tracer_ahead: TracerAhead | None = field(default=None, compare=False, repr=False)
-    """Makes traces that the tracer will be asked for, at one time; None if that is no faster."""
+    """Makes traces that the tracer will be asked for, at one time, and calls a function first if any lacks;
+    None if that is no faster."""
 
 
 def describe(options: ModelFlags, *, versions: Versions, script: str | None = None) -> Subject:
@@ -152,14 +153,16 @@ def _trace_named(source: ModelSource, request: TraceRequest, on_progress: Callab
     return trace_model(source, request, cache_folder=folder, on_progress=on_progress)
 
 
-def _trace_named_ahead(source: ModelSource, requests: Sequence[TraceRequest]) -> None:
+def _trace_named_ahead(
+    source: ModelSource, requests: Sequence[TraceRequest], on_start: Callable[[], None]
+) -> None:
     """Write the traces of several micro-batches into the cache, if there is one."""
     from zerofit.models.trace.ahead import trace_ahead
     from zerofit.models.trace.cache import default_cache_folder
 
     folder = default_cache_folder(os.environ, Path.home())
     if folder is not None:
-        trace_ahead(source, requests, cache_folder=folder)
+        trace_ahead(source, requests, cache_folder=folder, on_start=on_start)
 
 
 def captured_subject(run: CapturedScript, *, engine: str = "") -> Subject:
@@ -193,7 +196,7 @@ def subject_of_capture(capture: Capture) -> Subject:
         facts=model.facts,
         capture=capture,
         samples=samples,
-        use=use_in_script(capture),
+        use=replace(use_in_script(capture), lengths=lengths_of_batches(capture)),
         notes=(longer,) if longer else (),
     )
 

@@ -13,12 +13,10 @@ from zerofit.core.estimates import Estimate, MemoryEstimate, RunPhase
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, StateDictType, ZeroStage
 from zerofit.core.units import format_bytes
-from zerofit.planning.estimate.device_memory.memory import (
-    estimate_memory,
-    estimate_within,
-    play_strategy,
-)
+from zerofit.planning.estimate.batch_lengths import drawn_shares
+from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, play_strategy
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes, non_torch_terms
+from zerofit.planning.estimate.device_memory.ragged import with_ragged_batches
 from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
@@ -239,6 +237,8 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         elif (beyond := problem.beyond_limits(device)) is not None:
             shortages.append(beyond)
             excess.append(1.0)
+        else:
+            device = self._as_reserved(strategy, device)
         if host.peak_bytes > problem.host_bytes:
             shortages.append(shortage_text(host, problem.host_bytes, "of host memory on each node"))
             excess.append(host.peak_bytes / max(1, problem.host_bytes))
@@ -306,6 +306,17 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
     def _estimate_within(self, setup: Setup) -> MemoryEstimate | None:
         problem = self._problem
         return estimate_within(setup, gpu=problem.smallest_gpu, limit_bytes=problem.device_bytes)
+
+    def _as_reserved(self, strategy: Strategy, device: MemoryEstimate) -> MemoryEstimate:
+        """Return what a GPU shows of a strategy that fits: with what batches of many lengths leave cached."""
+        problem, shares = self._problem, tuple[float, ...]()
+        if problem.topology.pipeline_parallel_size == 1 and self._observed.get(strategy) is None:
+            samples = strategy.micro_batch_size or 1
+            shares = drawn_shares(problem.use.lengths, problem.workload.sequence_length, samples)
+        if not shares:
+            return device
+        setup, gpu = replace(self._setup(strategy), shares=shares), problem.smallest_gpu
+        return with_ragged_batches(device, setup, gpu=gpu, limit_bytes=problem.device_bytes)
 
     def _host(self, strategy: Strategy) -> MemoryEstimate:
         """Return the host memory of one node, which depends on neither micro-batch nor checkpointing."""

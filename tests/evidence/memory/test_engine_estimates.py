@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,7 +132,7 @@ def _device(case: Case, rank: int) -> dict[str, int]:
     """
     setup, tape = _setup(case, rank), Tape()
     if case.stage in (1, 2):
-        play(DeepSpeedStage12(setup, tape, rank=rank // case.tensor))
+        play(DeepSpeedStage12(replace(setup, rank=rank // case.tensor), tape))
     else:
         tape = play_strategy(setup).tape
     loads_otherwise = case.stage is None or (case.lora and case.zero_init)

@@ -143,6 +143,11 @@ class Console(Observer):
         if self.shows_details:
             self.show(text)
 
+    def announce(self, title: str) -> None:
+        """Print what may take minutes, unless a terminal shows its progress."""
+        if not sys.stderr.isatty():
+            self.say(f"{title} ...")
+
     def progress(self, sentence: str) -> None:
         """Print a sentence on a terminal, on its own line, since the script prints there, too."""
         if sys.stderr.isatty() and not self._is_quiet:
@@ -168,7 +173,7 @@ class Console(Observer):
         """Show a spinner with seconds and progress on a terminal."""
         if self._is_quiet or not sys.stderr.isatty():
             if is_announced:
-                self.say(f"{title} ...")
+                self.announce(title)
             yield lambda progress: None
             return
         from rich.console import Console as Terminal

@@ -16,7 +16,7 @@ from zerofit.models.trace.alone import ending, fork
 from zerofit.models.trace.entry import cached_at, has_traced, trace_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.source import ModelSource
@@ -32,11 +32,20 @@ _LIBRARIES = (
 """What every trace imports: forks need not import it again."""
 
 
-def trace_ahead(source: ModelSource, requests: Sequence[TraceRequest], *, cache_folder: Path) -> None:
+def trace_ahead(
+    source: ModelSource,
+    requests: Sequence[TraceRequest],
+    *,
+    cache_folder: Path,
+    on_start: Callable[[], None] = lambda: None,
+) -> None:
     """Write the traces that a cache lacks, as many at one time as there are cores.
 
     A request that fails is left out: trace_model then says why. Nothing is done after a trace in this
     process: autograd that has run may fail in forks.
+
+    Args:
+        on_start: called before anything is traced.
     """
     missing = [
         request
@@ -47,6 +56,7 @@ def trace_ahead(source: ModelSource, requests: Sequence[TraceRequest], *, cache_
     processes = min(len(missing), cores, 1 + _MOST_FORKS)
     if processes < 2 or has_traced():
         return
+    on_start()
     for name in _LIBRARIES:
         importlib.import_module(name)
     forks: list[int] = []

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture, CapturedOptimizer
     from zerofit.core.facts import ModelFacts
     from zerofit.models.weight_formats import WeightFormat
+    from zerofit.planning.estimate.batch_lengths import BatchLengths
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -47,6 +48,9 @@ class ModelUse:
     """Rows of the model's input per sample: two for a preference pair."""
     other_weight_bytes: int = 0
     """Bytes per GPU of the script's models beside the one that it trains."""
+    lengths: BatchLengths | None = None
+    """Lengths of the samples where each batch is padded to its own longest; None if all batches are alike,
+    or nothing is known of them."""
 
     @property
     def is_packed(self) -> bool:

@@ -71,6 +71,8 @@ class CachingAllocator:
         """In blocks that are in use, as torch.cuda.memory_allocated counts them."""
         self.reserved_bytes = 0
         """Taken from the driver, as torch.cuda.memory_reserved counts them."""
+        self.most_reserved_bytes = 0
+        """The most that was taken at one time, as torch.cuda.max_memory_reserved counts; callers reset it."""
         self.was_short = False
         """True once the driver had too little, so that cached blocks were given back or memory ran out."""
         self._capacity = capacity
@@ -174,6 +176,7 @@ class CachingAllocator:
             self.was_short = True
             return False
         self.reserved_bytes += taken * MIN_BLOCK_SIZE
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         return True
 
     def _forget(self, pool: _Pool, first: int) -> int:

@@ -10,7 +10,7 @@ from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.core.supported import release_of
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import Tape, replay
-from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
+from zerofit.planning.estimate.engines.engine import TRACED_TERMS, played
 from zerofit.planning.estimate.engines.fsdp2 import Fsdp2Engine
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.pipeline import PipelineEngine
@@ -18,7 +18,7 @@ from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from zerofit.core.facts import GpuSpec
     from zerofit.planning.estimate.device_memory.replay import Replay, TapePeak
@@ -53,6 +53,10 @@ PACKED = (
 """Uncertainties on one GPU, and their sources: with the script's own model traced, with the class that a name
 stands for, and with quantized weights, by whatever name: bitsandbytes' 4 bits, those of its releases of 2023
 and 2024, and other formats."""
+_OF_ONE_LENGTH = (
+    "for batches of one length, packed or padded to it: where each is padded to its own longest sample, "
+    "PyTorch may keep more cached"
+)
 _OLD_BITSANDBYTES = (0, 44)
 _MANY_RANKS = (
     0.15,
@@ -78,16 +82,22 @@ _STAGES: dict[ZeroStage, type[SimulatedEngine]] = {
 
 
 def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
-    """Play a run and return the engine with its tape; see `play` for a sketch."""
+    """Play a run and return the engine with its tape; see `played` for a sketch."""
+    engine, steps = play_steps(setup, sketch=sketch)
+    for _ in steps:
+        pass
+    return engine
+
+
+def play_steps(setup: Setup, *, sketch: bool = False) -> tuple[SimulatedEngine, Iterator[None]]:
+    """Return an engine, and an iterator that plays a step on its tape each time."""
     strategy = setup.strategy
     if strategy.engine is Engine.FSDP2:
         sharded = Fsdp2Engine(setup, Tape())
-        sharded.run(sketch=sketch)
-        return sharded
+        return sharded, sharded.played(sketch=sketch)
     kind = NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
     engine = (kind if setup.stage is None else PipelineEngine)(setup, Tape())
-    play(engine, sketch=sketch)
-    return engine
+    return engine, played(engine, sketch=sketch)
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
@@ -141,6 +151,8 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
         uncertainty, source = _SHARDED
     if alone[0] > uncertainty:
         uncertainty, source = alone
+    if not setup.use.is_own:
+        source = f"{source}; {_OF_ONE_LENGTH}"
     more, why = _added_by_release(setup.versions.deepspeed)
     if setup.strategy.engine is not Engine.DEEPSPEED or not more:
         return uncertainty, source
@@ -160,6 +172,12 @@ def _on_one_gpu(setup: Setup) -> tuple[float, str]:
 
 def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
     """Return the engine with the whole run on its tape, and the terms outside PyTorch's allocator."""
+    here, terms = setup_on(setup, gpu)
+    return play_strategy(here), terms
+
+
+def setup_on(setup: Setup, gpu: GpuSpec) -> tuple[Setup, tuple[Term, ...]]:
+    """Return a setup on a GPU, and the terms outside PyTorch's allocator there."""
     terms = non_torch_terms(
         gpu, setup.topology, setup.versions, other_weight_bytes=setup.use.other_weight_bytes
     )
@@ -168,7 +186,7 @@ def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ..
         compute_capability=gpu.compute_capability or setup.compute_capability,
         gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(terms)),
     )
-    return play_strategy(here), terms
+    return here, terms
 
 
 def _sum(terms: tuple[Term, ...]) -> int:

@@ -14,7 +14,7 @@ from zerofit.planning.estimate.engines.stage import events_by_stage, events_of_e
 from zerofit.planning.estimate.model_use import ModelUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from zerofit.core.allocation_log import AllocationLog
     from zerofit.core.facts import Versions
@@ -60,6 +60,11 @@ class Setup:
     """Elements that each rank loads and then drops, as it keeps a part of whole parameters."""
     stage: Stage | None = None
     """The rank's stages of a pipeline, whose log it is; None without a pipeline."""
+    rank: int | None = None
+    """The data-parallel rank that is played, where ranks differ; None for the one that needs most."""
+    shares: tuple[float, ...] = ()
+    """Widths of the batches that are played in turn, as shares of the traced one; empty if all have its
+    width. Not for a pipeline."""
 
     @property
     def trains_adapters(self) -> bool:
@@ -221,15 +226,22 @@ class SimulatedEngine:
 
 
 def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
-    """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
+    """Play a run on the engine's tape; see `played`."""
+    for _ in played(engine, sketch=sketch):
+        pass
+
+
+def played(engine: SimulatedEngine, *, sketch: bool = False) -> Iterator[None]:
+    """Play a run on the engine's tape, step by step: load, initialise, NUM_STEPS optimizer steps, save.
 
     At most MAX_PLAYED_MICRO_BATCHES micro-batches of a step are played, or so many passes of a pipeline.
+    Where batches have widths of their own, as many steps are played as there are batches for.
 
     Args:
         sketch: play the activations of the very last micro-batch alone, and at most two micro-batches. Live
             memory is then never more than in the whole run, and found in a fraction of the time.
     """
-    setup, tape = engine.setup, engine.tape
+    setup, tape, shares = engine.setup, engine.tape, iter(engine.setup.shares)
     tape.begin(RunPhase.LOAD)
     engine.load()
     tape.begin(RunPhase.INITIALISE)
@@ -241,14 +253,17 @@ def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     num_passes = min(
         accumulation if stage is None else stage.passes, 2 if sketch else MAX_PLAYED_MICRO_BATCHES
     )
-    for step in range(NUM_STEPS):
+    num_steps = -(-len(setup.shares) // num_passes) or NUM_STEPS
+    for step in range(num_steps):
         for index in range(num_passes):
             is_boundary = index == num_passes - 1
-            is_last = is_boundary and step == NUM_STEPS - 1
+            is_last = is_boundary and step == num_steps - 1
+            micro_batches.take_share(next(shares, 1.0))
             play_pass(is_boundary=is_boundary, with_activations=is_last or not sketch)
         if setup.trains:
             tape.begin(RunPhase.STEP)
             engine.step()
+        yield
     micro_batches.drop_outputs()
     if setup.trains:
         tape.begin(RunPhase.SAVE)
@@ -353,12 +368,8 @@ class _MicroBatches:
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
-        log, samples = engine.setup.log, engine.setup.micro_batch_size
-        storages = log.storages
-        self._sizes = [
-            fixed + each * samples
-            for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
-        ]
+        log = engine.setup.log
+        self._share, self._sizes = 1.0, sizes_of(engine.setup)
         self._hooks, stage = _hooks(engine), engine.setup.stage
         if stage is not None and stage.blocks:  # to see where blocks begin
             self._hooks |= {
@@ -375,6 +386,11 @@ class _MicroBatches:
         )
         self._kept: list[int] = []
         self._has_run_forward = self._has_run_backward = False
+
+    def take_share(self, share: float) -> None:
+        """Let the next batches be as wide as this share of the traced one."""
+        if share != self._share:
+            self._share, self._sizes = share, sizes_of(self._engine.setup, share)
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
@@ -484,6 +500,22 @@ def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
         for code, name in hooks.items()
         if getattr(own, name) is not getattr(SimulatedEngine, name)
     }
+
+
+def sizes_of(setup: Setup, share: float = 1.0) -> list[int]:
+    """Return the bytes of each storage of a setup's log.
+
+    Args:
+        share: width of the batch as a share of the traced one. ASSUMPTION: a storage grows with the tokens of
+            a batch, so that eager attention's scores and masks, which grow with their square, are too large.
+    """
+    storages, samples = setup.log.storages, setup.micro_batch_size * share
+    if share == 1.0:
+        samples = setup.micro_batch_size
+    return [
+        fixed + int(each * samples)
+        for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
+    ]
 
 
 _CAST = "aten._to_copy.default"

@@ -13,10 +13,17 @@ from zerofit.core.optimizers.memory import Temporaries
 from zerofit.core.strategy import OffloadDevice, StateDictType
 from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
 from zerofit.planning.estimate.device_memory.optimizers import STATES, TEMPORARIES, Stepped
-from zerofit.planning.estimate.engines.engine import NUM_STEPS, WEIGHTS, WORKSPACE, SimulatedEngine, terms_of
+from zerofit.planning.estimate.engines.engine import (
+    NUM_STEPS,
+    WEIGHTS,
+    WORKSPACE,
+    SimulatedEngine,
+    sizes_of,
+    terms_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from zerofit.core.allocation_log import AllocationLog, Shard
     from zerofit.planning.estimate.device_memory.replay import Tape
@@ -99,42 +106,46 @@ class Fsdp2Engine(SimulatedEngine):
         return (shard for shard in self._shards if shard.unit == unit)
 
     def run(self, *, sketch: bool = False) -> None:
-        """Play load, NUM_STEPS optimizer steps, and a save.
+        """Play a run on the tape; see `played`."""
+        for _ in self.played(sketch=sketch):
+            pass
+
+    def played(self, *, sketch: bool = False) -> Iterator[None]:
+        """Play load, NUM_STEPS optimizer steps, and a save, step by step.
+
+        Where batches have widths of their own, as many steps are played, each with one width.
 
         Args:
             sketch: play the micro-batches of the last step alone.
         """
-        setup, tape = self.setup, self.tape
+        setup, tape, shares = self.setup, self.tape, self.setup.shares or (1.0,) * NUM_STEPS
         tape.begin(RunPhase.LOAD)
         self.load()
         tape.begin(RunPhase.INITIALISE)
         outputs: list[int] = []
-        for step in range(NUM_STEPS):
+        for step, share in enumerate(shares, 1):
             gradients: list[int] = []
-            if not sketch or step == NUM_STEPS - 1:
-                gradients, outputs = self._play_micro_batches(outputs)
+            if not sketch or step == len(shares):
+                gradients, outputs = self._play_micro_batches(outputs, share)
             if setup.trains:
                 tape.begin(RunPhase.STEP)
                 self._step()
             self.drop(gradients)
+            yield
         self.drop(outputs)
         if setup.trains:
             tape.begin(RunPhase.SAVE)
             self.save()
 
-    def _play_micro_batches(self, outputs: list[int]) -> tuple[list[int], list[int]]:
+    def _play_micro_batches(self, outputs: list[int], share: float) -> tuple[list[int], list[int]]:
         """Play the log; return the blocks of what is left: gradients, and the outputs that the loop holds.
 
         Args:
             outputs: blocks that the loop holds until the first forward pass is over.
+            share: width of the batches, as a share of the traced one.
         """
-        log, tape, samples = self.setup.log, self.tape, self.setup.micro_batch_size
-        storages = log.storages
-        sizes = [
-            fixed + each * samples
-            for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
-        ]
-        terms, streams = _terms(log), storages.streams or (0,) * len(sizes)
+        log, tape, sizes = self.setup.log, self.tape, sizes_of(self.setup, share)
+        terms, streams = _terms(log), log.storages.streams or (0,) * len(sizes)
         blocks: dict[int, int] = {}
         self._begin(RunPhase.FORWARD)
         for place, (code, argument) in enumerate(zip(log.codes, log.arguments, strict=True)):

@@ -137,19 +137,14 @@ class DeepSpeedStage12(DeepSpeedEngine):
         TEMPORARIES: ("temporaries of a step on P / N elements", "the optimizer's step"),
     }
 
-    def __init__(self, setup: Setup, tape: Tape, *, rank: int | None = None) -> None:
-        """Make the engine of one rank.
-
-        Args:
-            rank: None means the rank that needs most.
-        """
+    def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
         self._frees_early = setup.strategy.zero_stage is ZeroStage.GRADIENTS
         self._group = FlatGroup(
             sizes=tuple(self.elements[number] for number in self.trained), num_ranks=self.num_ranks
         )
         self._position = {number: position for position, number in enumerate(self.trained)}
-        self._owned = self._group.held_by(self._group.fullest_rank if rank is None else rank)
+        self._owned = self._group.held_by(self._group.fullest_rank if setup.rank is None else setup.rank)
         self._bucket_buffer: list[int] = []
         self._reduced: set[int] = set()
         self._left: list[int] = []
