@@ -26,7 +26,7 @@ _FSDP2 = ("--num-processes", "2", "--engine", "fsdp2", "--mixed-precision", "no"
         pytest.param("unprepared-optimizer", "", marks=pytest.mark.slow),
         pytest.param("loss-with-weights", "", marks=pytest.mark.slow),
         ("loss-in-the-optimizer", "optimizer-of-several-models-under-fsdp2"),
-        pytest.param("teacher", "", marks=pytest.mark.slow),
+        ("teacher", ""),
     ],
 )
 def test_a_script_of_several_parts_trains_as_alone_or_is_refused(
