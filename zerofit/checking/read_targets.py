@@ -30,7 +30,6 @@ from zerofit.checking.targets import DICTIONARY, TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.json import why_not_json
 from zerofit.configs.text.read import decode, format_of, read_document
-from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.setting import Confidence, Said
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from zerofit.core.command import LaunchCommand
     from zerofit.core.facts import Checkpoint
 
-_LONGEST_TAG = 4096
-"""Bytes in `latest`: a folder's name."""
 _MAX_FOLDERS = 4
 """ASSUMPTION: examples are at most this deep in a repository; without .git the folders above are others'."""
 
@@ -68,9 +65,9 @@ def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
     from zerofit.core.checkpoints import read_shards  # imported only if needed, since it takes time
 
     try:
-        tag = read_bounded_text(os.path.join(folder, "latest"), most_bytes=_LONGEST_TAG).strip()
+        tag = read_bytes(os.path.join(folder, "latest")).decode().strip()
         return read_shards(folder, tag) if tag else None
-    except (OSError, ValueError):
+    except (OSError, UserError, ValueError):
         return None
 
 
