@@ -47,7 +47,7 @@ def _found(tmp_path: Path, **changes: str) -> list[Confidence]:
         {"imports": "import torch.utils.data as tud", "sampler": "tud.distributed.DistributedSampler(data)"},
         {"loop": "_ in range(args.num_epochs)"},
         {"loop": "number in range(start_epoch, end)"},
-        {"imports": _ACCELERATED, "told": "model = accelerator.prepare(model)"},
+        {"imports": _ACCELERATED, "told": "model = accelerator.prepare(torch.nn.Linear(8, 1))"},
     ],
 )
 def test_the_same_order_in_each_epoch_is_found(tmp_path: Path, changes: dict[str, str]) -> None:
