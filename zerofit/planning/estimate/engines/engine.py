@@ -119,6 +119,11 @@ TRACED_TERMS = {
         "2 P of the fp32 weights that autocast has cast, from their forward pass to their backward pass",
         "traced; https://docs.pytorch.org/docs/stable/amp.html#autocasting",
     ),
+    TensorKind.KEPT.value: (
+        "bytes of a batch's predictions and labels on all ranks x batches before they are moved to the host;"
+        " twice while the last one is copied behind the others, and that one three times",
+        "traced; transformers 5.23, trainer.py, evaluation_loop; trainer_pt_utils.py, EvalLoopContainer",
+    ),
     WORKSPACE: (
         "scratch memory of kernels, and cuBLAS's workspaces of two threads",
         "traced; aten/src/ATen/cuda/CublasHandlePool.cpp",
@@ -359,7 +364,7 @@ class _MicroBatches:
             fixed + each * samples
             for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
         ]
-        self._hooks, stage = _hooks(engine), engine.setup.stage
+        self._hooks, stage = hooks_of(engine), engine.setup.stage
         if stage is not None and stage.blocks:  # to see where blocks begin
             self._hooks |= {
                 int(Event.FORWARD_ENTER): engine.forward_enter,
@@ -470,7 +475,7 @@ class _MicroBatches:
         self._kept = []
 
 
-def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
+def hooks_of(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
     """Return the module hooks that this engine overrides."""
     hooks = {
         Event.FORWARD_ENTER: "forward_enter",
