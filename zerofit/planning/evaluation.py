@@ -39,7 +39,8 @@ def with_evaluation(answer: Answer, estimator: TrainingEstimator) -> Answer:
     """
     problem, chosen = answer.problem, answer.found.chosen
     captured = None if problem.script is None else problem.script.capture.evaluation
-    if captured is None or chosen is None or answer.plan.estimate is None:
+    estimate = answer.plan.estimate
+    if captured is None or chosen is None or estimate is None:
         return answer
     if problem.topology.pipeline_parallel_size > 1:
         return _not_counted(answer, "a pipeline runs it in stages")
@@ -55,9 +56,7 @@ def with_evaluation(answer: Answer, estimator: TrainingEstimator) -> Answer:
     if captured.keeps_predictions and captured.num_samples is None:
         note = "how many samples are evaluated is not known: the predictions of one batch are counted"
         answer = replace(answer, notes=(*answer.notes, note))
-    return replace(
-        answer, plan=replace(answer.plan, estimate=replace(answer.plan.estimate, evaluation=found))
-    )
+    return replace(answer, plan=replace(answer.plan, estimate=replace(estimate, evaluation=found)))
 
 
 def _not_counted(answer: Answer, why: str) -> Answer:
@@ -120,9 +119,9 @@ class _Evaluations:
             together = self._evaluation(captured).num_batches
             for moves_every in _halved(together):
                 yield replace(captured, moves_every=moves_every)
-        moves_every = 1 if captured.keeps_predictions else captured.moves_every
+        moved = replace(captured, moves_every=1) if captured.keeps_predictions else captured
         for size in _halved(captured.batch_size):
-            yield replace(captured, batch_size=size, moves_every=moves_every)
+            yield replace(moved, batch_size=size)
 
     def _host_bytes(self) -> int:
         """Return what all ranks of a node hold in the end: each has the predictions of all samples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,11 +10,12 @@ from allocator_counts import counted_in
 from made_logs import LayerSizes, LogBuilder, layered_log
 from tiny_traces import tiny
 
-from zerofit.core.allocation_log import TensorKind, TraceRequest
+from zerofit.core.allocation_log import Event, TensorKind, TraceRequest
 from zerofit.core.estimates import RunPhase
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import Strategy
+from zerofit.core.strategy import Buckets, Engine, Precision, Strategy, ZeroStage
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.evaluation import KEPT, Evaluation, play_evaluation
@@ -71,7 +73,7 @@ def test_live_tensors_of_evaluations_are_those_of_the_real_ones(case: str, tmp_p
         str(tmp_path), use_cpu=True, report_to="none", per_device_eval_batch_size=BATCH, **said
     )
     config, build = tiny("llama", 2)
-    trainer = Trainer(model=build(config), args=arguments, eval_dataset=Samples(), **given)  # type: ignore[arg-type]
+    trainer = Trainer(model=build(config), args=arguments, eval_dataset=Samples(), **given)
     keeps = trainer.compute_metrics is not None
     evaluation = Evaluation(
         log=_traced(trainer, keeps=keeps),
@@ -154,3 +156,37 @@ def test_evaluations_hold_the_states_of_training_and_no_gradients() -> None:
     held = dict(peak.live)
     assert (held["weights"], held["optimizer states"], held[KEPT]) == (4 * 3072, 8 * 3072, 200)
     assert "gradients" not in held
+
+
+def _forward_alone(log: AllocationLog) -> AllocationLog:
+    """Return a log up to the end of its forward pass, as an evaluation has it."""
+    ends = log.codes.index(Event.FORWARD_ENDS)
+    return replace(log, codes=log.codes[:ends], arguments=log.arguments[:ends])
+
+
+@pytest.mark.parametrize("stage", ZeroStage)
+def test_a_partitioned_model_is_gathered_to_evaluate(stage: ZeroStage) -> None:
+    layers = tuple(LayerSizes(elements=(1 << 20, 1 << 20)) for _ in range(6))
+    log = layered_log(layers, bytes_per_element=2)
+    setup = Setup(
+        log=log,
+        strategy=Strategy(
+            engine=Engine.DEEPSPEED,
+            zero_stage=stage,
+            precision=Precision.BF16,
+            micro_batch_size=1,
+            gradient_accumulation_steps=1,
+            buckets=Buckets(stage3_param_persistence_threshold=0),
+        ),
+        topology=Topology(world_size=4),
+        versions=VERSIONS,
+    )
+    engine = play_strategy(setup, sketch=True)
+    forward = _forward_alone(log)
+    play_evaluation(engine, Evaluation(log=forward, batch_size=1, num_batches=1, num_ranks=4))
+    (peak,) = (peak for peak in replay_live(engine.tape).peaks if peak.phase is RunPhase.EVALUATE)
+    held, whole = dict(peak.live), 2 * 12 * (1 << 20)
+    is_partitioned = stage is ZeroStage.PARAMETERS
+    assert held["weights"] == (whole // 4 if is_partitioned else whole)
+    assert ("gathered weights" in held) is is_partitioned
+    assert "activations" in held
