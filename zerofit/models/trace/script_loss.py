@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.transformers import leave_inputs_in_place
 from zerofit.models.trace.prepare import attribute_replaced, autocast, upcast
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ScriptLoss:
         Source: transformers 5.23, trainer.py, evaluation_loop().
         """
         trainer, keeps = self.stand_in, self.keeps_predictions
-        trainer._prepare_input = lambda data: data  # there is no device to move it to
+        leave_inputs_in_place(trainer)
         with self._prepared(model, request):
             _, logits, labels = trainer.prediction_step(model, inputs, not keeps)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
