@@ -18,7 +18,7 @@ from measuring.trial import STAGE
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
-from zerofit.machine.stopping import end_with_parent
+from zerofit.core.processes import end_with_parent
 from zerofit.models.changes.kernels import has_tf32
 
 if TYPE_CHECKING:

@@ -26,6 +26,8 @@ class TensorKind(StrEnum):
     SUM = "gradient sums"
     """The sum of two gradients of one tensor, while both are still there, where the first is a view. What is
     left of it afterwards counts as the first."""
+    KEPT = "kept predictions"
+    """Predictions and labels of an evaluated batch, which Trainer keeps for compute_metrics."""
     CACHE = "key-value cache"
     """Keys and values, or states, of earlier tokens, which a model keeps to generate the next one."""
     WORKSPACE = "kernel workspaces"
@@ -325,6 +327,8 @@ class TraceRequest:
     """Blocks of each stage, a multiple of the ranks; empty where they are shared by time alone."""
     kernels: tuple[FusedKernel, ...] = ()
     """What fused kernels replace in transformers' models."""
+    evaluates: bool = False
+    """True for a Trainer's evaluation of a batch, without gradients; False for a training step."""
     softmax_saves_input: bool = False
     """True if softmax saves its input as well as its output, as in PyTorch up to 1.10."""
 

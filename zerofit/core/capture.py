@@ -186,6 +186,30 @@ class CapturedLoop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedEvaluation:
+    """What a Trainer evaluates on, and what of it stays on the GPU."""
+
+    batch_size: int
+    """Samples per rank in one batch (per_device_eval_batch_size)."""
+    num_samples: int | None
+    """Of the largest dataset that it evaluates on; None if that has no length."""
+    batches: tuple[CapturedBatch, ...]
+    """The first few."""
+    lengths: CapturedLengths | None
+    """None if samples have no tokens."""
+    keeps_predictions: bool = False
+    """True if each batch's predictions and labels stay on the GPU for compute_metrics until they are moved
+    to the host."""
+    moves_every: int | None = None
+    """Batches after which they are moved (eval_accumulation_steps); None moves them at the end."""
+    concatenates: bool = True
+    """True if each batch's are copied behind those of the batches before (eval_do_concat_batches)."""
+    is_certain: bool = True
+    """True if training itself evaluates (eval_strategy); else the script calls evaluate(), perhaps in other
+    runs alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """A script and its arguments, as observed where its training would begin.
 
@@ -270,6 +294,8 @@ class Capture:
     """TRAINER: methods of Trainer's loop that the script's own class overrides: "training_step"."""
     evaluates: bool = False
     """True if the script has data to evaluate on."""
+    evaluation: CapturedEvaluation | None = None
+    """TRAINER: None if it does not evaluate, or its batches could not be read."""
     generates: bool = False
     """True if its source calls generate(), or its Trainer does for predictions."""
     saves: bool = False
@@ -362,9 +388,18 @@ def for_plan(capture: Capture) -> Capture:
     captures of one script.
     """
     lengths = None if capture.lengths is None else dataclasses.replace(capture.lengths, counts=())
+    evaluation = capture.evaluation
+    if evaluation is not None and evaluation.lengths is not None:
+        shown = dataclasses.replace(evaluation.lengths, counts=())
+        evaluation = dataclasses.replace(evaluation, lengths=shown)
     optimizers = tuple(dataclasses.replace(seen, steps=None) for seen in capture.optimizers)
     return dataclasses.replace(
-        _masked(capture), lengths=lengths, optimizers=optimizers, wall_time_s=0.0, peak_host_bytes=0
+        _masked(capture),
+        lengths=lengths,
+        evaluation=evaluation,
+        optimizers=optimizers,
+        wall_time_s=0.0,
+        peak_host_bytes=0,
     )
 
 

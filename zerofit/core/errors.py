@@ -113,7 +113,7 @@ def _differ_in_one_before_the_last(word: str, name: str) -> bool:
     written, meant = _WORDS_OF.split(word), _WORDS_OF.split(name)
     if len(written) != len(meant) or len(written) < _FEWEST_WORDS or written[-1] != meant[-1]:
         return False
-    return sum(a != b for a, b in zip(written, meant, strict=True)) == 1
+    return len([word for word, other in zip(written, meant, strict=True) if word != other]) == 1
 
 
 class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of ours

@@ -19,6 +19,8 @@ class RunPhase(StrEnum):
     """Gradient clipping, the optimizer's step, and gathering the updated weights."""
     SAVE = "save"
     """A checkpoint is written."""
+    EVALUATE = "evaluate"
+    """A Trainer evaluates: forward passes without gradients, and what it keeps of their predictions."""
     PREFILL = "prefill"
     """A batch of prompts runs through the model and fills the KV cache."""
     DECODE = "decode"
@@ -143,6 +145,22 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEstimate:
+    """The memory of a Trainer's evaluations during training."""
+
+    device: MemoryEstimate
+    """GPU memory of the rank that needs most, in its only phase; if it does not fit, without the allocator's
+    cache."""
+    fits: bool
+    batch_size: int
+    """Samples per rank in one batch."""
+    host_bytes: int
+    """Predictions and labels that one node's ranks move to host memory; each rank holds those of all."""
+    change: tuple[tuple[str, str], ...] = ()
+    """TrainingArguments with which it fits, and their values; empty if it fits, or none was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The memory and time of one strategy."""
 
@@ -156,6 +174,8 @@ class Estimate:
     """Over all ranks; 0 for models without tokens."""
     num_trained: int = 0
     """Elements of the trained parameters; 0 if not counted."""
+    evaluation: EvaluationEstimate | None = None
+    """None without evaluations, and for strategies that are only compared."""
 
     @property
     def tokens_per_s(self) -> float | None:

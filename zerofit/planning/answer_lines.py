@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Buckets
 from zerofit.core.units import format_bytes
+from zerofit.planning.evaluation import evaluation_lines
 from zerofit.planning.options import MachineFlags
 from zerofit.planning.plan_labels import (
     batch,
@@ -196,8 +197,8 @@ def as_it_is_lines(answer: Answer) -> list[str]:
 
 
 def hint_lines(answer: Answer) -> list[str]:
-    """Return what would be faster, and if a trace may choose another strategy."""
-    chosen, lines = answer.found.chosen, list[str]()
+    """Return if evaluation does not fit, what would be faster, and if a trace may choose another strategy."""
+    chosen, lines = answer.found.chosen, [*evaluation_lines(answer)]
     if answer.in_16_bits is not None and chosen is not None:
         lines += _hint(answer.in_16_bits, chosen)
     if answer.problem.spec.options.is_fast and answer.screen is None:

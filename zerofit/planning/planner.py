@@ -16,6 +16,7 @@ from zerofit.machine.versions import check_libraries_of_traces
 from zerofit.planning.answer_lines import as_it_is_words
 from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.evaluation import with_evaluation
 from zerofit.planning.observed_runs import ObservedRuns
 from zerofit.planning.solve import files_as_they_say, solve
 from zerofit.planning.training_estimator import TrainingEstimator
@@ -134,6 +135,10 @@ class Planner:
             on_nothing_fits=self._say_nothing_fits,
             on_own=self._say_own,
         )
+        if not is_fast:
+            answer = with_evaluation(answer, estimators(TrainingEstimator, self._traced)(answer.problem))
+        elif problem.script is not None and problem.script.capture.evaluation is not None:
+            answer = replace(answer, notes=(*answer.notes, "memory of evaluation is not counted by --fast"))
         return replace(answer, is_fast=is_fast)
 
     def _say_own(self, problem: Problem, own: EstimatedStrategy) -> None:
@@ -172,6 +177,7 @@ class Planner:
         key = request, False
         if key not in self._traces:
             kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
+            kind = "in evaluation" if request.evaluates else kind
             if request.sharding is not None:
                 kind = f"{_under_fsdp2(request.sharding)} {kind}"
             if request.pipeline_parallel_size > 1:

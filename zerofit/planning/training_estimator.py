@@ -375,6 +375,17 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
             stage=_stage_of(problem, stage),
         )
 
+    def evaluated(self, strategy: Strategy, samples: Workload) -> tuple[Setup, Trace]:
+        """Return the setup of a rank, and the trace of a batch of samples that its Trainer evaluates."""
+        request = replace(
+            self._request(replace(strategy, gradient_checkpointing=False, gradient_accumulation_steps=1)),
+            sequence_length=samples.sequence_length or _NO_TOKENS,
+            target_length=samples.target_length,
+            is_padded=samples.is_padded,
+            evaluates=True,
+        )
+        return self._setup(strategy), self._traced(request)
+
     def _request(self, strategy: Strategy) -> TraceRequest:
         problem = self._problem
         return trace_request_for(

@@ -13,7 +13,7 @@ from zerofit.scripts.target import script_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.capture import Capture
+    from zerofit.core.capture import Capture, CapturedEvaluation
 
 
 def capture_lines(capture: Capture, *, is_cached: bool = False) -> tuple[str, ...]:
@@ -61,9 +61,22 @@ def capture_summary(capture: Capture) -> dict[str, Any]:
             "p99": lengths.p99,
             "longest": lengths.longest,
         },
+        "evaluation": None if capture.evaluation is None else _evaluation(capture.evaluation),
         "notes": list(capture.notes),
         "wall_time_s": capture.wall_time_s,
         "peak_host_bytes": capture.peak_host_bytes,
+    }
+
+
+def _evaluation(captured: CapturedEvaluation) -> dict[str, Any]:
+    return {
+        "batch_size": captured.batch_size,
+        "num_samples": captured.num_samples,
+        "longest": None if captured.lengths is None else captured.lengths.longest,
+        "keeps_predictions": captured.keeps_predictions,
+        "moves_every": captured.moves_every,
+        "concatenates": captured.concatenates,
+        "is_certain": captured.is_certain,
     }
 
 
@@ -93,6 +106,8 @@ def _facts(capture: Capture) -> Iterator[tuple[str, str]]:
         of = f"{lengths.num_samples} samples" + (", all there are" if lengths.is_whole else "")
         shares = f"half up to {lengths.p50}, 90% up to {lengths.p90}, longest {lengths.longest}"
         yield "tokens", f"{shares} ({of})"
+    if capture.evaluation is not None:
+        yield "evaluation", _evaluation_words(capture.evaluation)
     yield "mixed precision", _precision(capture)
     if capture.engine:
         yield "engine", f"{capture.engine}, replaced by the plan's"
@@ -112,6 +127,16 @@ def _loop(capture: Capture) -> str:
     if capture.route is Route.TRAINER:
         return f"{class_name(capture.trainer_class) or 'Trainer'}{where}"
     return f"its own, with Accelerator{', accumulate()' if capture.accumulates else ''}{where}"
+
+
+def _evaluation_words(captured: CapturedEvaluation) -> str:
+    samples = "samples" if captured.num_samples is None else f"{captured.num_samples} samples"
+    words = f"{samples} in batches of {captured.batch_size} on each rank"
+    if not captured.keeps_predictions:
+        return words
+    moved = captured.moves_every
+    until = "the end" if moved is None else "each batch's end" if moved == 1 else f"{moved} batches are done"
+    return f"{words}, predictions on the GPU until {until}"
 
 
 def _precision(capture: Capture) -> str:

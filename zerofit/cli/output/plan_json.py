@@ -72,6 +72,7 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "as_files_say": _judged(answer, answer.as_files_say),
         "screen": None if answer.screen is None else _screen(answer, answer.screen),
         "chosen": _judged(answer, answer.chosen),
+        "evaluation": _evaluation(answer),
         "nearest": _judged(answer, found.nearest),
         "others": [_judged(answer, other) for other in found.others],
         "variants": [
@@ -105,6 +106,13 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "notes": list(answer.notes),
         **({"layouts": [_layout(answer, layout) for layout in answer.layouts]} if answer.layouts else {}),
     }
+
+
+def _evaluation(answer: Answer) -> dict[str, Any] | None:
+    estimate = answer.plan.estimate
+    if estimate is None or (found := estimate.evaluation) is None:
+        return None
+    return {**dataclasses.asdict(found), "device": _memory(found.device), "change": dict(found.change)}
 
 
 def _screen(answer: Answer, screen: Screen) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def plan_why(answer: Answer, *, width: int | None = None) -> str:
         *((wrapped([_terms_of(answer)], width),) if is_open else ()),
         *(() if is_open else (_reasons(answer, width), _losers(answer, width))),
         _memory("memory of each GPU", estimate.device, width),
+        *_evaluation(answer, width),
         _memory("memory of each host", estimate.host, width),
         _time(answer, width),
         wrapped([_search(answer)], width),
@@ -71,6 +72,14 @@ def _memory(title: str, estimate: MemoryEstimate, width: int | None) -> Iterator
             ],
             width=width,
         )
+
+
+def _evaluation(answer: Answer, width: int | None) -> Iterator[Iterator[str]]:
+    """Yield the memory of evaluations, if the script makes any."""
+    estimate = answer.plan.estimate
+    if estimate is not None and (found := estimate.evaluation) is not None:
+        title = f"memory of each GPU in evaluation, in batches of {found.batch_size}"
+        yield _memory(title, found.device, width)
 
 
 def _time(answer: Answer, width: int | None) -> Iterator[str]:

@@ -408,3 +408,8 @@ def torchao_kind(quant_type: Any) -> tuple[str, dict[str, Any]]:
         return str(inner or ""), {}
     values = inner.get("_data")
     return str(inner.get("_type") or ""), values if isinstance(values, dict) else {}
+
+
+def leave_inputs_in_place(trainer: Any) -> None:
+    """Let a Trainer move no batch to its device."""
+    trainer._prepare_input = lambda data: data

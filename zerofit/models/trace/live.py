@@ -124,7 +124,7 @@ def prepare_live(model: Any, request: TraceRequest) -> Any:
     if model.training:
         for name, module in copied.named_modules():
             module.training = was_training.get(name, True)
-    return copied
+    return copied.eval() if request.evaluates else copied
 
 
 def copy_without_values(

@@ -62,8 +62,13 @@ def run_micro_batch(
     """
     others = loss.others if loss else ()
     with recording(model, skeleton, request, others=others, as_on_cuda=as_on_cuda) as recorder:
-        forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
+        kept = None
+        if request.evaluates:
+            kept = evaluate(model, samples, request, recorder, feed=feed, loss=loss)
+        else:
+            forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
         recorder.close()
+        del kept
         model.zero_grad(set_to_none=True)
     return recorder.log
 
@@ -94,7 +99,10 @@ def run_sharded_step(
         sharded.recorded_by(recorder),
         _removed(sharded.whole_gradients(recorder)),
     ):
-        for number in range(last + 1):
+        if request.evaluates:
+            recorder.begin_forward()
+            held.append(evaluate(model, samples, request, recorder, feed=feed, loss=loss))
+        for number in range(0 if request.evaluates else last + 1):
             recorder.begin_forward()
             sharded.sync_gradients(number == last or request.sharding.syncs_each_batch)
             forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss, held=held)
@@ -212,6 +220,33 @@ def forward_and_backward(
     if request.keeps_outputs:
         recorder.retag_what_outlives_the_backward_pass()
     del batch, given, outputs, value
+
+
+def evaluate(
+    model: Any,
+    samples: int,
+    request: TraceRequest,
+    recorder: Recorder,
+    *,
+    feed: Feed,
+    loss: ScriptLoss | None,
+) -> Any:
+    """Run a Trainer's evaluation of one batch as its loss's stand-in does, and return what it keeps of it.
+
+    The recorder's modes must be active and the model hooked.
+    """
+    import torch
+
+    assert loss is not None
+    batch = feed(model, samples, request)
+    recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
+    given = _in_format_of_weights(batch, request)
+    recorder.phase = TensorKind.ACTIVATION
+    with torch.no_grad():
+        kept = loss.predict(model, given[0][0], request)
+    for _, tensor in named_tensors(kept):
+        recorder.retag(tensor, TensorKind.KEPT)
+    return kept
 
 
 def _tag_outputs(outputs: Any, recorder: Recorder) -> None:

@@ -1,4 +1,4 @@
-"""ScriptLoss: the loss computed by a script's Trainer, with all forward passes in it."""
+"""ScriptLoss: the loss and the predictions of a script's Trainer, with all forward passes in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.transformers import leave_inputs_in_place
 from zerofit.models.trace.prepare import attribute_replaced, autocast, upcast
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ScriptLoss:
-    """A Trainer's compute_loss(), run on copies without values of all models that the Trainer has.
+    """A Trainer's compute_loss() or prediction_step(), run on copies without values of all its models.
 
     A preference loss calls a frozen reference model beside the trained one, and keeps its own tensors until
     the backward pass. The trained model's forward pass shows neither.
@@ -31,6 +32,8 @@ class ScriptLoss:
     """Copies of the Trainer's other modules; set by bind()."""
     stand_in: Any = None
     """A copy of the Trainer that has copies of its models; set by bind()."""
+    keeps_predictions: bool = False
+    """True if the Trainer keeps the predictions of what it evaluates."""
 
     def bind(self, model: Any, copied: Callable[..., Any]) -> None:
         """Bind the loss to a copy of the model.
@@ -52,11 +55,32 @@ class ScriptLoss:
 
     def compute(self, model: Any, inputs: Any, request: TraceRequest) -> Any:
         """Return the loss; under autocast each model runs as accelerate prepares it, with outputs in fp32."""
+        with self._prepared(model, request):
+            return self.stand_in.compute_loss(model, inputs)
+
+    def predict(self, model: Any, inputs: Any, request: TraceRequest) -> tuple[Any, ...]:
+        """Do what the Trainer does with a batch that it evaluates, and return what it keeps of it.
+
+        Source: transformers 5.23, trainer.py, evaluation_loop().
+        """
+        trainer, keeps = self.stand_in, self.keeps_predictions
+        leave_inputs_in_place(trainer)
+        with self._prepared(model, request):
+            _, logits, labels = trainer.prediction_step(model, inputs, not keeps)
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        wanted = getattr(trainer.args, "include_for_metrics", None) or ()
+        name = getattr(trainer.model, "main_input_name", "input_ids")
+        return (logits, labels, inputs[name] if "inputs" in wanted else None) if keeps else ()
+
+    @contextmanager
+    def _prepared(self, model: Any, request: TraceRequest) -> Iterator[None]:
+        """Let all models run as accelerate prepares them."""
         prepared = [other for other in self.others if all(inner is not model for inner in other.modules())]
         with ExitStack() as stack:
             for other in (model, *prepared) if request.autocast is not None else ():
                 stack.enter_context(_autocasting(other, request))
-            return self.stand_in.compute_loss(model, inputs)
+            yield
 
 
 @contextmanager

@@ -272,8 +272,15 @@ def _reproducible(capture: Capture) -> Capture:
         for name, value in capture.trainer_arguments.items()
         if not isinstance(value, str) and "seed" not in name
     }
+    evaluation = capture.evaluation and replace(capture.evaluation, batches=(), lengths=None)
     return replace(
-        for_plan(capture), batches=batches, lengths=None, notes=(), seed=None, trainer_arguments=arguments
+        for_plan(capture),
+        batches=batches,
+        lengths=None,
+        evaluation=evaluation,
+        notes=(),
+        seed=None,
+        trainer_arguments=arguments,
     )
 
 

@@ -45,8 +45,10 @@ _WITH_TORCH = {
     ),
     "generating": (
         "unsupported",
-        "GRPOTrainer trains on what the model generates, which can't be captured without its weights",
-        "train.py:11",
+        "GRPOTrainer trains on what the model generates, which can't be captured without its weights; vLLM "
+        "takes 30% of each GPU beside it (vllm_gpu_memory_utilization): plan the rest with --reserve 30%; "
+        "without adapters, a reference model (beta=0.04) takes the weights once more",
+        "train.py:19",
     ),
     "evaluates_first": (
         "needs-values",

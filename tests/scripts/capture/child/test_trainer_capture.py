@@ -87,6 +87,17 @@ def test_evaluation_and_saving_are_told(left: Any) -> None:
     assert capture.trainer_overrides == ()
 
 
+def test_batches_of_evaluation_are_those_of_the_largest_dataset(left: Any) -> None:
+    found = left.capture.evaluation
+    assert (found.batch_size, found.num_samples, found.is_certain) == (6, 40, True)
+    assert (found.keeps_predictions, found.moves_every, found.concatenates) == (True, 2, True)
+    assert found.lengths.longest == 11
+    assert [one.name for one in found.batches[0].tensors] == ["input_ids", "attention_mask", "labels"]
+    assert found.batches[0].tensors[0].shape == (6, 8)  # lengths 3 to 8
+    words = "40 samples in batches of 6 on each rank, predictions on the GPU until 2 batches are done"
+    assert any(words in line for line in capture_lines(left.capture))
+
+
 def test_a_subclass_is_told_with_what_it_overrides(captured_in_forks: Any) -> None:
     capture = captured_in_forks("seq2seq").capture
     assert (capture.trainer_class, capture.trainer_overrides) == ("__main__.Weighted", ("compute_loss",))

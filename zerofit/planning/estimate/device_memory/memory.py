@@ -9,8 +9,9 @@ from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase
 from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.core.supported import release_of
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
-from zerofit.planning.estimate.device_memory.replay import Tape, replay
+from zerofit.planning.estimate.device_memory.replay import Tape, replay, replay_live
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS, played
+from zerofit.planning.estimate.engines.evaluation import play_evaluation
 from zerofit.planning.estimate.engines.fsdp2 import Fsdp2Engine
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.pipeline import PipelineEngine
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import GpuSpec
     from zerofit.planning.estimate.device_memory.replay import Replay, TapePeak
     from zerofit.planning.estimate.engines.engine import Setup, SimulatedEngine
+    from zerofit.planning.estimate.engines.evaluation import Evaluation
 
 _ALLOCATOR = "zerofit.planning.estimate.device_memory.allocator, after c10/cuda/CUDACachingAllocator.cpp"
 BY_OWN_MODEL = (
@@ -120,6 +122,22 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
     return _estimate(engine, within, outside) if within.ends else None
 
 
+def estimate_evaluation(
+    setup: Setup, evaluation: Evaluation, *, gpu: GpuSpec, limit_bytes: int
+) -> tuple[MemoryEstimate, bool]:
+    """Return the memory of one GPU in evaluations, and whether they end under a limit.
+
+    If they don't, it is that of the live tensors, as the allocator's cache would be freed first.
+    """
+    engine, outside = _played(setup, gpu, sketch=True)
+    play_evaluation(engine, evaluation)
+    capacity = max(0, limit_bytes - _sum(outside))
+    within = replay(engine.tape, capacity=capacity, expandable_segments=setup.expandable_segments)
+    whole = _estimate(engine, within if within.ends else replay_live(engine.tape), outside)
+    phases = tuple(memory for memory in whole.phases if memory.phase is RunPhase.EVALUATE)
+    return replace(whole, phases=phases), within.ends
+
+
 def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
     before_nccl = tuple(term for term in outside if term.name != NCCL)  # starts with the first collective
     uncertainty, source = _uncertainty(engine.setup, has_nccl=before_nccl != outside)
@@ -170,10 +188,10 @@ def _on_one_gpu(setup: Setup) -> tuple[float, str]:
     return QUANTIZED_OF_OLD if is_old else QUANTIZED
 
 
-def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
+def _played(setup: Setup, gpu: GpuSpec, *, sketch: bool = False) -> tuple[SimulatedEngine, tuple[Term, ...]]:
     """Return the engine with the whole run on its tape, and the terms outside PyTorch's allocator."""
     here, terms = setup_on(setup, gpu)
-    return play_strategy(here), terms
+    return play_strategy(here, sketch=sketch), terms
 
 
 def setup_on(setup: Setup, gpu: GpuSpec) -> tuple[Setup, tuple[Term, ...]]:

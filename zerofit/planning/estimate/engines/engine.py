@@ -124,6 +124,11 @@ TRACED_TERMS = {
         "2 P of the fp32 weights that autocast has cast, from their forward pass to their backward pass",
         "traced; https://docs.pytorch.org/docs/stable/amp.html#autocasting",
     ),
+    TensorKind.KEPT.value: (
+        "bytes of a batch's predictions and labels on all ranks x batches before they are moved to the host;"
+        " twice while the last one is copied behind the others, and that one three times",
+        "traced; transformers 5.23, trainer.py, evaluation_loop; trainer_pt_utils.py, EvalLoopContainer",
+    ),
     WORKSPACE: (
         "scratch memory of kernels, and cuBLAS's workspaces of two threads",
         "traced; aten/src/ATen/cuda/CublasHandlePool.cpp",
@@ -369,8 +374,8 @@ class _MicroBatches:
     def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
         log = engine.setup.log
-        self._share, self._sizes = 1.0, sizes_of(engine.setup)
-        self._hooks, stage = _hooks(engine), engine.setup.stage
+        self._share, self._sizes = 1.0, sizes_of(log, engine.setup.micro_batch_size)
+        self._hooks, stage = hooks_of(engine), engine.setup.stage
         if stage is not None and stage.blocks:  # to see where blocks begin
             self._hooks |= {
                 int(Event.FORWARD_ENTER): engine.forward_enter,
@@ -390,7 +395,8 @@ class _MicroBatches:
     def take_share(self, share: float) -> None:
         """Let the next batches be as wide as this share of the traced one."""
         if share != self._share:
-            self._share, self._sizes = share, sizes_of(self._engine.setup, share)
+            setup = self._engine.setup
+            self._share, self._sizes = share, sizes_of(setup.log, setup.micro_batch_size * share)
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
@@ -486,7 +492,7 @@ class _MicroBatches:
         self._kept = []
 
 
-def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
+def hooks_of(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
     """Return the module hooks that this engine overrides."""
     hooks = {
         Event.FORWARD_ENTER: "forward_enter",
@@ -502,16 +508,15 @@ def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
     }
 
 
-def sizes_of(setup: Setup, share: float = 1.0) -> list[int]:
-    """Return the bytes of each storage of a setup's log.
+def sizes_of(log: AllocationLog, samples: float) -> list[int]:
+    """Return the bytes of each storage of a log.
 
     Args:
-        share: width of the batch as a share of the traced one. ASSUMPTION: a storage grows with the tokens of
-            a batch, so that eager attention's scores and masks, which grow with their square, are too large.
+        samples: in the batch, each as wide as the traced ones. ASSUMPTION: a storage grows with the tokens of a
+            batch, so that half as many samples stand for samples of half the width; eager attention's scores
+            and masks, which grow with the width's square, are too large.
     """
-    storages, samples = setup.log.storages, setup.micro_batch_size * share
-    if share == 1.0:
-        samples = setup.micro_batch_size
+    storages = log.storages
     return [
         fixed + int(each * samples)
         for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)

@@ -144,7 +144,8 @@ class Fsdp2Engine(SimulatedEngine):
             outputs: blocks that the loop holds until the first forward pass is over.
             share: width of the batches, as a share of the traced one.
         """
-        log, tape, sizes = self.setup.log, self.tape, sizes_of(self.setup, share)
+        log, tape = self.setup.log, self.tape
+        sizes = sizes_of(log, self.setup.micro_batch_size * share)
         terms, streams = _terms(log), log.storages.streams or (0,) * len(sizes)
         blocks: dict[int, int] = {}
         self._begin(RunPhase.FORWARD)

@@ -66,6 +66,12 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if is_adapted else model
 
 
+def padding_of(model: Any) -> int | None:
+    """Return the padding token of a model's configuration."""
+    padding = getattr(getattr(base_of(model), "config", None), "pad_token_id", None)
+    return padding if isinstance(padding, int) else None
+
+
 def class_path(kind: type) -> str:
     """Return module and class."""
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -114,3 +114,7 @@ class Live:
     """The input of its compute_loss(): a batch of the DataLoader."""
     note: str = ""
     """Why the loss can't be traced; set when it was tried."""
+    evaluated: Any = None
+    """The first batch that the Trainer would evaluate; None if it does not evaluate."""
+    trainer: Any = None
+    """The Trainer; None for the script's own loop."""

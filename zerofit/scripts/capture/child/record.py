@@ -22,6 +22,7 @@ from zerofit.models.trace.live_batch import rows_per_sample
 from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
 from zerofit.scripts.capture.child import gpu_stand_in
+from zerofit.scripts.capture.child.evaluation import Evaluated, evaluated_by
 from zerofit.scripts.capture.child.forward_on_meta import forward_on_meta
 from zerofit.scripts.capture.child.loop_length import captured_loop
 from zerofit.scripts.capture.child.model_record import (
@@ -30,6 +31,7 @@ from zerofit.scripts.capture.child.model_record import (
     captured_model,
     class_path,
     other_weight_bytes,
+    padding_of,
     unprepared_models,
 )
 from zerofit.scripts.capture.child.observations import Live
@@ -86,9 +88,17 @@ def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | 
         seen.on_failure = None  # from here on a failure is the capture's
         seen.is_ending = True
         found = _found(seen, accelerator, model, batch, frame)
-        capture = _capture(seen, found)
-        loss = _script_loss(found)
-        live = Live(model=found.model, batch=found.batch, capture=capture, loss=loss, inputs=found.inputs)
+        evaluated = None if found.trainer is None else evaluated_by(found.trainer, seen)
+        capture = _capture(seen, found, evaluated)
+        live = Live(
+            model=found.model,
+            batch=found.batch,
+            capture=capture,
+            loss=_script_loss(found),
+            inputs=found.inputs,
+            evaluated=None if evaluated is None else evaluated.inputs,
+            trainer=found.trainer,
+        )
         exit_captured(seen, live)
     except BaseException as error:  # the script must not continue: an except clause could start training
         _exit_broken(seen, error)
@@ -175,9 +185,9 @@ def _loader(seen: Observations, accelerator: Any, trainer: Any) -> Any:
     return getattr(handler, "train_dataloader", None) or seen.loader
 
 
-def _capture(seen: Observations, found: _Found) -> Capture:
+def _capture(seen: Observations, found: _Found, evaluated: Evaluated | None) -> Capture:
     accelerator, trainer, model = found.accelerator, found.trainer, found.model
-    padding = _padding(model)
+    padding = padding_of(model)
     given = reading.nested(*found.batch)
     batches = tuple(reading.captured_batch(events, padding=padding) for events in (given, *found.more))
     arguments = _arguments(trainer)
@@ -251,6 +261,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         trainer_arguments=arguments,
         trainer_overrides=_overrides(trainer),
         evaluates=calls.evaluates or getattr(trainer, "eval_dataset", None) is not None,
+        evaluation=None if evaluated is None else evaluated.captured,
         generates=calls.generates or bool(arguments.get("predict_with_generate")),
         saves=calls.saves or seen.saves or str(arguments.get("save_strategy", "no")) != "no",
         told_gpus=gpu_stand_in.shown_gpus(seen),
@@ -258,11 +269,6 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         wall_time_s=time.monotonic() - seen.started,
         peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-
-
-def _padding(model: Any) -> int | None:
-    padding = getattr(getattr(base_of(model), "config", None), "pad_token_id", None)
-    return padding if isinstance(padding, int) else None
 
 
 def _arguments(trainer: Any) -> dict[str, Any]:

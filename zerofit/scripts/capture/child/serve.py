@@ -17,6 +17,7 @@ from zerofit.core.upstream.torch import set_device_guard
 from zerofit.models.trace.alone import Forks, error_of
 from zerofit.models.trace.cache import write_trace
 from zerofit.models.trace.live import trace_live
+from zerofit.models.trace.script_loss import ScriptLoss
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Trace
@@ -79,6 +80,8 @@ def _trace(live: Live, fields: dict[str, Any]) -> Trace:
         has_samples=capture.micro_batch_size is not None,
         micro_batch_size=capture.micro_batch_size,
     )
+    if request.evaluates:
+        return _trace_of_evaluation(live, request)
     if live.loss is not None:
         try:
             return traced(((live.inputs,), {}), loss=live.loss)
@@ -91,6 +94,26 @@ def _trace(live: Live, fields: dict[str, Any]) -> Trace:
             live.loss = None
     trace = traced(live.batch)
     return replace(trace, notes=(live.note,) if live.note else ())
+
+
+def _trace_of_evaluation(live: Live, request: TraceRequest) -> Trace:
+    """Return the trace of the batch that the Trainer evaluates.
+
+    Raises:
+        UserError: the script's own code can't run on tensors without values.
+    """
+    evaluation = live.capture.evaluation
+    assert evaluation is not None
+    loss = ScriptLoss(trainer=live.trainer, model=live.model, keeps_predictions=evaluation.keeps_predictions)
+    return trace_live(
+        live.model,
+        ((live.evaluated,), {}),
+        request=request,
+        has_tokens=evaluation.lengths is not None,
+        has_samples=live.capture.micro_batch_size is not None,
+        micro_batch_size=evaluation.batch_size,
+        loss=loss,
+    )
 
 
 def _unexpected(error: Exception) -> dict[str, str]:

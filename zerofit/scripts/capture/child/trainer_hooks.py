@@ -77,13 +77,14 @@ def given_by_user(arguments_class: Any, given: dict[str, Any]) -> frozenset[str]
 
 
 def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
-    def new(cls: Any, *_: Any, **__: Any) -> Any:
+    def new(cls: Any, *given: Any, **named: Any) -> Any:
         if _generates_to_train(cls):
+            args = named.get("args") or next((each for each in given if hasattr(each, "output_dir")), None)
             exit_failed(
                 seen,
                 "unsupported",
                 f"{cls.__name__} trains on what the model generates, which can't be captured without its "
-                "weights",
+                f"weights{_beside_training(args)}",
                 where=place_in_script(sys._getframe(1)),
             )
         made = object.__new__(cls)
@@ -91,6 +92,25 @@ def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
         return made
 
     trainer_class.__new__ = new
+
+
+def _beside_training(args: Any) -> str:
+    """Return what else takes the GPU beside such a trainer's model, and how to leave it room in a plan.
+
+    Source: trl 1.16, trainer/grpo_config.py: vLLM in the ranks' own processes has its share of each GPU,
+    except where it sleeps while the model trains; grpo_trainer.py: a reference model where beta is not 0.
+    """
+    said = []
+    share = getattr(args, "vllm_gpu_memory_utilization", None)
+    is_here = getattr(args, "use_vllm", False) and getattr(args, "vllm_mode", "") == "colocate"
+    if is_here and share and not getattr(args, "vllm_enable_sleep_mode", False):
+        said.append(
+            f"vLLM takes {share:.0%} of each GPU beside it (vllm_gpu_memory_utilization): plan the rest with "
+            f"--reserve {share:.0%}"
+        )
+    if beta := getattr(args, "beta", None):
+        said.append(f"without adapters, a reference model (beta={beta:g}) takes the weights once more")
+    return "".join(f"; {each}" for each in said)
 
 
 def _generates_to_train(trainer_class: Any) -> bool:

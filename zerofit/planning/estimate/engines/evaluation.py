@@ -1,0 +1,102 @@
+"""play_evaluation: the batches that a Trainer evaluates, after an engine's optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.estimates import RunPhase
+from zerofit.planning.estimate.engines.engine import hooks_of, sizes_of, terms_of
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import AllocationLog
+    from zerofit.planning.estimate.engines.engine import SimulatedEngine
+
+KEPT = TensorKind.KEPT.value
+_PLAYED_BATCHES = 256
+"""Batches whose predictions are copied behind each other on the tape, at most: the last ones. ASSUMPTION:
+what the allocator caches of earlier ones is no longer there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The batches that a Trainer evaluates before it moves their predictions to the host."""
+
+    log: AllocationLog
+    """Of one batch; what is left of it is kept."""
+    batch_size: int
+    """Samples per rank in one batch."""
+    num_batches: int
+    """Batches whose predictions come together on each rank."""
+    num_ranks: int
+    """Ranks whose predictions each rank gathers."""
+    concatenates: bool = True
+    """True if each batch's are copied behind those of the batches before."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each storage of the log."""
+        return sizes_of(self.log, self.batch_size)
+
+    @property
+    def kept_sizes(self) -> list[int]:
+        """Bytes of each tensor that one rank keeps of a batch."""
+        return [
+            size
+            for size, kind in zip(self.sizes, self.log.storages.kinds, strict=True)
+            if kind is TensorKind.KEPT and size
+        ]
+
+
+def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
+    """Play the batches on the engine's tape, up to the copy of the predictions to the host.
+
+    Trainer holds a batch's predictions through the next forward pass, gathers them over the ranks, and copies
+    them behind those that it has, which are there as long as the copy is made.
+    Source: transformers 5.23, trainer.py, evaluation_loop; trainer_pt_utils.py, EvalLoopContainer.
+    """
+    tape = engine.tape
+    tape.begin(RunPhase.EVALUATE)
+    gathered = [size * evaluation.num_ranks for size in evaluation.kept_sizes]
+    earlier = max(0, evaluation.num_batches - _PLAYED_BATCHES)
+    held = [tape.allocate(size * earlier, KEPT) for size in gathered if earlier]
+    batch: list[int] = []
+    """Of the last batch, where they are not the same tensors as those held."""
+    for number in range(earlier, max(1, evaluation.num_batches)):
+        if number in (earlier, evaluation.num_batches - 1) or evaluation.num_batches <= 1:
+            own = _play_batch(engine, evaluation)
+        else:
+            own = [tape.allocate(size, KEPT) for size in evaluation.kept_sizes]
+        engine.drop(batch)
+        batch = own
+        if evaluation.num_ranks > 1:
+            batch = [tape.allocate(size, KEPT) for size in gathered]
+            engine.drop(own)
+        if not held:
+            held, batch = batch, []
+        elif not evaluation.concatenates:
+            held, batch = [*held, *batch], []
+        else:
+            longer = [tape.allocate(size * (number + 1), KEPT) for size in gathered]
+            engine.drop(held)
+            held = longer
+    engine.drop([*batch, *held])
+
+
+def _play_batch(engine: SimulatedEngine, evaluation: Evaluation) -> list[int]:
+    """Play the forward pass of a batch, and return the blocks of what Trainer keeps of it."""
+    tape, log, hooks = engine.tape, evaluation.log, hooks_of(engine)
+    sizes, terms = evaluation.sizes, terms_of(log)
+    streams = log.storages.streams or (0,) * len(sizes)
+    blocks: dict[int, int] = {}
+    for code, argument in zip(log.codes, log.arguments, strict=True):
+        if code == Event.ALLOCATE:
+            blocks[argument] = tape.allocate(sizes[argument], terms[argument], stream=streams[argument])
+        elif code == Event.FREE:
+            tape.free(blocks.pop(argument))
+        elif code in hooks:
+            hooks[code](argument)
+    kept = {storage for storage in blocks if log.storages.kinds[storage] is TensorKind.KEPT}
+    engine.drop(block for storage, block in blocks.items() if storage not in kept)
+    return [blocks[storage] for storage in sorted(kept) if sizes[storage]]
