@@ -17,8 +17,8 @@ from measuring.predict import Predictor
 from gpu_truth.cases import model_path
 from zerofit import __version__
 from zerofit.core.errors import UserError
-from zerofit.launching.rungs import LadderRun
 from zerofit.core.processes import end_with_parent
+from zerofit.launching.rungs import LadderRun
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 

@@ -17,8 +17,8 @@ from measuring.results import TrialOutcome, TrialState, spec_from_json
 from measuring.trial import STAGE
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Engine
 from zerofit.core.processes import end_with_parent
+from zerofit.core.strategy import Engine
 from zerofit.models.changes.kernels import has_tf32
 
 if TYPE_CHECKING:

@@ -512,9 +512,9 @@ def sizes_of(log: AllocationLog, samples: float) -> list[int]:
     """Return the bytes of each storage of a log.
 
     Args:
-        samples: in the batch, each as wide as the traced ones. ASSUMPTION: a storage grows with the tokens of a
-            batch, so that half as many samples stand for samples of half the width; eager attention's scores
-            and masks, which grow with the width's square, are too large.
+        samples: in the batch, each as wide as the traced ones. ASSUMPTION: a storage grows with the tokens of
+            a batch, so that half as many samples stand for samples of half the width; eager attention's
+            scores and masks, which grow with the width's square, are too large.
     """
     storages = log.storages
     return [
