@@ -53,7 +53,7 @@ from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_t
 from zerofit.planning.estimate.device_memory.ragged import with_ragged_batches
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.model_use import ModelUse
-from zerofit.planning.training_estimator import trace_request_for
+from zerofit.planning.trace_request import trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

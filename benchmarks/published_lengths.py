@@ -26,7 +26,7 @@ from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.training_estimator import trace_request_for
+from zerofit.planning.trace_request import trace_request_for
 
 OUT = Path(__file__).parent / "measured" / "published_lengths.json"
 MODEL, GPU = "llama-3.1-8b", "H100-80G"

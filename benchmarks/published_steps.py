@@ -32,7 +32,7 @@ from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.step_time import estimate_step_time
-from zerofit.planning.training_estimator import trace_request_for
+from zerofit.planning.trace_request import trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

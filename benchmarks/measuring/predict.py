@@ -25,7 +25,7 @@ from zerofit.planning.estimate.device_memory.optimizers import STATES
 from zerofit.planning.estimate.engines.engine import BUFFERS, WEIGHTS, Setup
 from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.step_time import estimate_step_time
-from zerofit.planning.training_estimator import OTHER_DEVICES, trace_request_for
+from zerofit.planning.trace_request import OTHER_DEVICES, trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from zerofit.core.allocation_log import Packing
 from zerofit.core.facts import GpuSpec, Workload
 from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
 from zerofit.planning.estimate.model_use import ModelUse
-from zerofit.planning.training_estimator import trace_request_for
+from zerofit.planning.trace_request import trace_request_for
 
 _GPU = GpuSpec(name="any", memory_bytes=1, compute_capability=(8, 6))
 _STAGE_3: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}

@@ -32,7 +32,7 @@ from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.host_memory import estimate_host_memory
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.search import EngineRefusedError
-from zerofit.planning.training_estimator import trace_request_for
+from zerofit.planning.trace_request import trace_request_for
 
 _CPU = OffloadDevice.CPU
 _FSDP2 = Strategy(engine=Engine.FSDP2, micro_batch_size=4, gradient_accumulation_steps=1)
