@@ -39,7 +39,8 @@ _ENGINES = st.sampled_from(
     [(Engine.NATIVE, ZeroStage.NOTHING), *((Engine.DEEPSPEED, stage) for stage in ZeroStage)]
 )
 _RANKS = st.sampled_from((1, 2, 8))
-_PHASES = [phase for phase in RunPhase if phase not in (RunPhase.PREFILL, RunPhase.DECODE)]
+_NOT_OF_STEPS = (RunPhase.EVALUATE, RunPhase.PREFILL, RunPhase.DECODE)
+_PHASES = [phase for phase in RunPhase if phase not in _NOT_OF_STEPS]
 """The phases of training."""
 _GPUS = st.builds(
     GpuSpec,
