@@ -18,7 +18,7 @@ PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SPREAD := -n $(WORKERS) --dist worksteal
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-reports bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-start bench-tune clean
+.PHONY: accelerate-programs help demo test test-slow semantics faults faults-ci test-long test-slurm test-nvme test-published test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-reports bench-accuracy bench-ranks bench-regret bench-plans bench-gpu bench-fuzz fuzz-lines fuzz-readers bench-capture bench-real-scripts bench-fsdp2 bench-fsdp2-scripts bench-split bench-bucketing bench-generation bench-overhead bench-start bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -32,6 +32,9 @@ demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then 
 
 test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay in one process
 	@$(BIN)/python -m pytest $(PARALLEL)
+
+test-long: $(VENV)/.installed  ## the tests that make test leaves out for their time alone (tests/long_tests.json)
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'long and not slow and not nvme and not evidence and not versions and not faults and not slurm'
 
 test-slow: $(VENV)/.installed  ## the tests that are too slow to run at each change
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'slow and not nvme and not evidence and not versions and not faults and not slurm'

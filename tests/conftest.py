@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import json
 import os
 import re
 import shutil
@@ -68,8 +69,16 @@ _SHARE_FIXTURES = (
 """Files that share what takes long to make: one process runs all of a pattern's."""
 
 
+_LONG_TESTS = Path(__file__).parent / "long_tests.json"
+"""Tests that `make test` leaves to `make test-long`, each with its seconds (tools/write_long_tests.py)."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn(item.nodeid))
+    long = json.loads(_LONG_TESTS.read_text(encoding="utf-8"))
+    for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:
