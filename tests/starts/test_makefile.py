@@ -69,7 +69,7 @@ def _check_pytest(arguments: list[str]) -> None:
             known = {marker.split(":")[0] for marker in configured["markers"]}
             named = set(re.findall(r"\w+", value)) - {"not", "and"}
             assert named <= known
-            texts = [file.read_text("utf-8") for file in ROOT.glob("tests/**/test_*.py")]
+            texts = [*conftests, *(file.read_text("utf-8") for file in ROOT.glob("tests/**/test_*.py"))]
             assert [one for one in named if not any(f"pytest.mark.{one}" in text for text in texts)] == []
     places = [word for word in arguments if word.startswith("tests")]
     assert [word for word in places if not (ROOT / word).exists()] == []
