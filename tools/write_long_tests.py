@@ -24,7 +24,7 @@ STAY = (
 )
 """What `make test` is for: trainings that must be those of the script, and real launches."""
 _LONG_S, _MEDIAN_S, _QUICKEST_S = 0.6, 0.5, 5.0
-_LINE = re.compile(r"(?P<seconds>[\d.]+)s (?P<phase>call|setup|teardown) +(?P<test>tests/\S.*::.*\S)\s*$")
+_LINE = re.compile(r"(?P<seconds>[\d.]+)s call +(?P<test>tests/\S.*::.*\S)\s*$")
 
 
 def long_tests(log: str) -> dict[str, float]:
@@ -33,10 +33,8 @@ def long_tests(log: str) -> dict[str, float]:
     Args:
         log: what pytest printed with --durations=0.
     """
-    seconds: dict[str, float] = defaultdict(float)
-    for line in log.splitlines():
-        if (found := _LINE.match(line)) and found["phase"] == "call":
-            seconds[found["test"]] += float(found["seconds"])
+    lines = map(_LINE.match, log.splitlines())
+    seconds = {found["test"]: float(found["seconds"]) for found in lines if found is not None}
     of_function, of_file = defaultdict(list), defaultdict(list)
     for test, took in seconds.items():
         of_function[test.partition("[")[0]].append(took)

@@ -289,9 +289,8 @@ class _QueuedJob:
 def _queue(output: str) -> list[_QueuedJob]:
     """Return the jobs in the output of the queue's command, without those that can't be read."""
     text = without_escapes(output)
-    for begins in islice(
-        re.finditer(r"^\[", text, re.MULTILINE), _MOST_LISTS
-    ):  # its server's lines may be around
+    lists = re.finditer(r"^\[", text, re.MULTILINE)  # lines of its server may be around the queue
+    for begins in islice(lists, _MOST_LISTS):
         try:
             entries, _ = json.JSONDecoder().raw_decode(text, begins.start())
         except (ValueError, RecursionError):

@@ -385,15 +385,12 @@ def _handed_over(job: SubmittedJob, folder: RunFolder, rendered: Rendered) -> st
         UserError: it was refused, and its folder is removed; or it is unknown whether it is queued.
     """
     refusal: ClientError | None = None
-    printed = ""
     try:
         printed = run_client(rendered.command, limit_s=rendered.limit_s)
-        if (job_id := ENGINES[job.engine].job_id_of(printed)) is not None:
-            return str(job_id)
     except ClientError as error:  # which a site's wrapper may be after the job is queued
         refusal, printed = error, error.printed
-        if (job_id := ENGINES[job.engine].job_id_of(printed)) is not None:
-            return str(job_id)
+    if (job_id := ENGINES[job.engine].job_id_of(printed)) is not None:
+        return str(job_id)
     try:
         found = looked_up(job, folder.path, limit_s=LOOK_LIMIT_S).job_id
     except UserError:
