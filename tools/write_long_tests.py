@@ -4,7 +4,7 @@
 
 A test is long if its own call takes 0.6 s, and half a second in the median of its function's rows: the first
 row that imports a library or launches ranks for all of them is not. Of a file the quickest test stays, if it
-takes less than five seconds. All comparisons of trainings and the launches that show the whole road stay.
+takes less than five seconds. All comparisons of trainings stay, and the launches that are not marked long.
 """
 
 from __future__ import annotations

@@ -154,6 +154,7 @@ def test_what_is_left_out_for_its_time_is_predicted_to_be_far_slower(roomy: Grid
     assert min(slow) > SLOW * min(others) > 0
 
 
+@pytest.mark.long
 def test_the_fastest_that_is_left_out_of_each_kind_runs_as_a_check(roomy: Grid) -> None:
     by_kind: dict[tuple[Engine, OffloadDevice, OffloadDevice], list[Entry]] = {}
     for one in roomy.entries:

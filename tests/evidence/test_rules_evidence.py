@@ -28,7 +28,7 @@ TELLING = (
     "zero3-model-made-whole",
     pytest.param("all-ranks-must-meet", marks=pytest.mark.slow),
 )
-"""Rules of each outcome whose examples are quick to run: what `make test` proves."""
+"""Rules of each outcome whose examples are quick to run: what `make test-long` proves."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def test_rule_has_its_evidence(rule: Rule, runner: Runner, rows: dict[str, Any])
     rows[rule.id] = prove(rule, EXAMPLES[rule.id], runner)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TELLING)
 def test_telling_rule_has_its_evidence(name: str, runner: Runner) -> None:
     assert prove(_BY_ID[name], EXAMPLES[name], runner)["verdict"] == "reproduced"

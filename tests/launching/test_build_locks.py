@@ -71,6 +71,7 @@ def test_a_run_takes_its_lock_with_it(ended_by: signal.Signals | str, tmp_path: 
     assert not lock.exists()
 
 
+@pytest.mark.long
 def test_a_lock_of_another_is_left_to_it(tmp_path: Path) -> None:
     lock = tmp_path / "ext" / "other_op" / "lock"
     lock.parent.mkdir(parents=True)

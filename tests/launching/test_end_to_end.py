@@ -89,6 +89,7 @@ def test_an_accelerate_script_under_zero_2_has_the_losses_of_plain_accelerate(
     assert (run.record()["exit_code"], run.record()["cause"]) == (0, None)
 
 
+@pytest.mark.long
 def test_a_trainer_under_zero_3_has_the_losses_of_plain_accelerate_and_resumes(
     launch: Callable[..., Run], data_dir: Path, plain_losses: PlainLosses
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_script_is_captured_and_its_passes_are_split_in_one_process(launch: Ca
     assert "each forward pass of 8 samples runs as 4 micro-batches of 2" in changes
 
 
+@pytest.mark.long
 def test_a_signal_to_zerofit_ends_all_ranks(start: Callable[..., RunningLaunch]) -> None:
     run = start(TRAIN, "3000")
     run.wait_for_step(3)
@@ -131,6 +133,7 @@ def test_a_signal_to_zerofit_ends_all_ranks(start: Callable[..., RunningLaunch])
     assert_all_gone(below)
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_ends_the_run(start: Callable[..., RunningLaunch]) -> None:
     run = start("--hang-limit", "5", TRAIN, "3000", "stall", "1", "4")
     exit_code, said = run.end()

@@ -203,6 +203,7 @@ def watched_hangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[R
     return _watch_all(programs, tmp_path_factory.mktemp("hangs"), within_s=_PATIENCE_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _HANGS)
 def test_each_hang_is_ended_and_the_rank_named(
     name: str, watched_hangs: dict[str, tuple[RunWatch, str | None]]
@@ -247,6 +248,7 @@ def watched_works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[R
     return _watch_all(_NO_HANGS, tmp_path_factory.mktemp("works"), within_s=4 * _LIMIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", _NO_HANGS)
 def test_what_works_or_moves_is_no_hang(
     name: str, watched_works: dict[str, tuple[RunWatch, str | None]]

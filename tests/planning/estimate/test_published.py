@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def recorded() -> dict[str, Any]:
     return found
 
 
+@cache
 def _rows() -> dict[str, tuple[str, dict[str, Any]]]:
     sources = tomllib.loads(published.CASES.read_text(encoding="utf-8"))["source"]
     return {

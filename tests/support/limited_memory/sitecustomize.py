@@ -2,18 +2,17 @@
 
 On the path of a process, it raises torch.OutOfMemoryError, in the words of torch's CUDA allocator, where the
 storages that live would exceed a limit. MEMORY_LIMIT holds its bytes, the phase in which it holds or "all",
-and the steps that a first attempt does before it holds: "1048576 forward 5". With a fourth word, "once", it
-holds in the first attempt alone: host and device are one memory here, so no offload would make room.
-MEMORY_PEAKS names a folder for the most of each phase after those steps.
+and the steps that a first attempt does before it holds: "1048576 forward 5". "99% forward 5" is that share of
+what the phase takes in those steps, on the rank that has the most, and is kept for later attempts in the
+current folder. With a fourth word, "once", it holds in the first attempt alone: host and device are one
+memory here, so no offload would make room.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import weakref
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,22 @@ def limit_memory(_: Any) -> None:
 
     from zerofit.training.reporting import observe
 
-    limit, only, begin, *once = os.environ.get("MEMORY_LIMIT", "0 none 0").split()
+    limit, only, begin, *once = os.environ["MEMORY_LIMIT"].split()
     is_first = not any("/recovery-" in word for word in sys.orig_argv)
-    most, after = int(limit), int(begin) if is_first else 0
+    if not is_first and once:
+        return
+    share = float(limit[:-1]) / 100 if limit.endswith("%") else 0.0
+    folder = Path.cwd()
+    after = int(begin) if is_first else 0
 
     class LimitedMemory(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
             self.alive: dict[int, tuple[weakref.ref[Any], int]] = {}
             self.total = 0
-            self.peaks: dict[str, int] = defaultdict(int)
+            self.peak = 0
+            """Of the phase, in the steps before the limit holds."""
+            self.limit: int | None = None if share else int(limit)
 
         def free(self, key: int) -> None:
             self.total -= self.alive.pop(key)[1]
@@ -63,26 +68,23 @@ def limit_memory(_: Any) -> None:
             self.total += num_bytes
             rank = observe._observed
             phase = "" if rank is None else rank.phase.name.lower()
-            if rank is not None and rank.step < after:
+            if only not in ("all", phase):
                 return
-            self.peaks[phase] = max(self.peaks[phase], self.total)
-            is_held = only in ("all", phase) and (is_first or not once)
-            if is_held and self.total > most:
+            if rank is not None and rank.step < after:
+                self.peak = max(self.peak, self.total)
+                return
+            if self.limit is None:
+                if is_first:
+                    assert self.peak, f"{only} allocates nothing, so that no limit is met"
+                    (folder / f"limit{os.environ['RANK']}").write_text(str(int(share * self.peak)))
+                self.limit = max(int(path.read_text()) for path in folder.glob("limit*"))
+            if self.total > (most := self.limit):
                 live = (self.total - num_bytes) / _MIB
                 asked, free = num_bytes / _MIB, max(0, most - self.total + num_bytes) / _MIB
                 message = _WORDS.format(asked=asked, limit=most / _MIB, free=free, live=live)
                 raise torch.OutOfMemoryError(message)
 
-    mode = LimitedMemory()
-    mode.__enter__()
-    if "MEMORY_PEAKS" in os.environ:
-        path, end = Path(os.environ["MEMORY_PEAKS"]) / f"rank{os.environ.get('RANK', 0)}.json", observe.end
-
-        def write_and_end() -> None:
-            path.write_text(json.dumps(mode.peaks), encoding="utf-8")
-            end()
-
-        observe.end = write_and_end
+    LimitedMemory().__enter__()
 
 
 def _is_rank() -> bool:
@@ -91,7 +93,7 @@ def _is_rank() -> bool:
     return "-m" in words and words[words.index("-m") + 1] == "zerofit.training.runner"
 
 
-if _is_rank():
+if _is_rank() and "MEMORY_LIMIT" in os.environ:
     from zerofit.scripts.on_import import when_imported
 
     when_imported("torch", limit_memory)
