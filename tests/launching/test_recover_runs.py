@@ -128,8 +128,8 @@ def test_a_run_recovers_from_its_checkpoint(
 ) -> None:
     """The sixth step has 99 % of the memory that its phase took, and the next plans have no more.
 
-    So any plan with less room there would do. For steps and saves the first attempt alone is limited: host and
-    device are one memory here, and offload, which makes room there, moves states from the one to the other.
+    So any plan with less room there would do. For steps and saves the first attempt alone is limited: host
+    and device are one memory here, and offload, which makes room there, moves states from one to the other.
     """
     example, flags = _EXAMPLES[route], _PLANS[plan]
     of_states = phase in ("optimizer_step", "saving")
