@@ -81,7 +81,9 @@ def _launched(
 ) -> Run:
     command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *flags, *target]
     path = os.pathsep.join(filter(None, (_PATH, os.environ.get("PYTHONPATH"))))
-    return run(command, folder, PYTHONPATH=path, **limits).check()
+    kept = folder / "limits"
+    kept.mkdir()  # before the run: what is in the current folder counts for a capture's key
+    return run(command, folder, PYTHONPATH=path, MEMORY_LIMITS=str(kept), **limits).check()
 
 
 def _target(example: _Example, data_dir: Path, flags: tuple[str, ...], *sizes: str) -> list[str]:

@@ -4,8 +4,8 @@ On the path of a process, it raises torch.OutOfMemoryError, in the words of torc
 storages that live would exceed a limit. MEMORY_LIMIT holds its bytes, the phase in which it holds or "all",
 and the steps that a first attempt does before it holds: "1048576 forward 5". "99% forward 5" is that share of
 what the phase takes in those steps, on the rank that has the most, and is kept for later attempts in the
-current folder. With a fourth word, "once", it holds in the first attempt alone: host and device are one
-memory here, so no offload would make room.
+folder that MEMORY_LIMITS names. With a fourth word, "once", it holds in the first attempt alone: host and
+device are one memory here, so no offload would make room.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def limit_memory(_: Any) -> None:
     if not is_first and once:
         return
     share = float(limit[:-1]) / 100 if limit.endswith("%") else 0.0
-    folder = Path.cwd()
+    folder = Path(os.environ.get("MEMORY_LIMITS", "."))
     after = int(begin) if is_first else 0
 
     class LimitedMemory(TorchDispatchMode):
@@ -76,8 +76,8 @@ def limit_memory(_: Any) -> None:
             if self.limit is None:
                 if is_first:
                     assert self.peak, f"{only} allocates nothing, so that no limit is met"
-                    (folder / f"limit{os.environ['RANK']}").write_text(str(int(share * self.peak)))
-                self.limit = max(int(path.read_text()) for path in folder.glob("limit*"))
+                    (folder / f"rank{os.environ.get('RANK', 0)}").write_text(str(int(share * self.peak)))
+                self.limit = max(int(path.read_text()) for path in folder.glob("rank*"))
             if self.total > (most := self.limit):
                 live = (self.total - num_bytes) / _MIB
                 asked, free = num_bytes / _MIB, max(0, most - self.total + num_bytes) / _MIB
