@@ -43,7 +43,7 @@ semantics: $(VENV)/.installed  ## scripts train under zerofit as by themselves: 
 	@$(BIN)/python -m pytest $(SPREAD) -m "$(ONLY)" tests/semantics
 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail; FAULTS=FILES: some
-	@$(BIN)/python -m pytest $(FAULTS) -m ""
+	@$(BIN)/python -m pytest $(SPREAD) $(FAULTS) -m ""
 
 faults-ci: $(VENV)/.installed  ## those that .ci/run has time for: how runs end, hang and stop, and what they have saved
 	@$(BIN)/python -m pytest $(SPREAD) $(FAULTS_CI) -m 'faults and not slow'
