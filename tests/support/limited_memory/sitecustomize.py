@@ -73,10 +73,11 @@ def limit_memory(_: Any) -> None:
             if rank is not None and rank.step < after:
                 self.peak = max(self.peak, self.total)
                 return
-            if self.limit is None:
-                if is_first:
-                    assert self.peak, f"{only} allocates nothing, so that no limit is met"
-                    (folder / f"rank{os.environ.get('RANK', 0)}").write_text(str(int(share * self.peak)))
+            if self.limit is None and is_first:
+                assert self.peak, f"{only} allocates nothing, so that no limit is met"
+                self.limit = int(share * self.peak)
+                (folder / f"rank{os.environ.get('RANK', 0)}").write_text(str(self.limit))
+            elif self.limit is None:
                 self.limit = max(int(path.read_text()) for path in folder.glob("rank*"))
             if self.total > (most := self.limit):
                 live = (self.total - num_bytes) / _MIB
