@@ -25,11 +25,9 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.estimate.device_memory.memory import play_strategy
-from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines import engine as engine_module
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.stage import Stage
-from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
 from zerofit.planning.estimate.model_use import ModelUse
 
@@ -130,11 +128,7 @@ def _device(case: Case, rank: int) -> dict[str, int]:
     Without the load under DistributedDataParallel, as the measured script moves its model afterwards, and
     with adapters under zero.Init, where peft puts them beside the parts on the GPU: 1.1 % of this model.
     """
-    setup, tape = _setup(case, rank), Tape()
-    if case.stage in (1, 2):
-        play(DeepSpeedStage12(replace(setup, rank=rank // case.tensor), tape))
-    else:
-        tape = play_strategy(setup).tape
+    tape = play_strategy(replace(_setup(case, rank), rank=rank // case.tensor)).tape
     loads_otherwise = case.stage is None or (case.lora and case.zero_init)
     left_out = ("save", "load") if loads_otherwise else ("save",)
     return {phase: size for phase, size in peaks(tape).items() if phase not in left_out}

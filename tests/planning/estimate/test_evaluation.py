@@ -17,7 +17,7 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import Buckets, Engine, Precision, Strategy, ZeroStage
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.evaluation import KEPT, Evaluation, play_evaluation
 from zerofit.planning.estimate.engines.native import NativeEngine
 
@@ -149,8 +149,7 @@ def test_evaluations_hold_the_states_of_training_and_no_gradients() -> None:
         topology=Topology(world_size=1),
         versions=VERSIONS,
     )
-    engine = NativeEngine(setup, Tape())
-    play(engine, sketch=True)
+    engine = play_strategy(setup, sketch=True)
     play_evaluation(engine, Evaluation(log=log, batch_size=2, num_batches=1, num_ranks=1))
     (peak,) = (peak for peak in replay_live(engine.tape).peaks if peak.phase is RunPhase.EVALUATE)
     held = dict(peak.live)

@@ -17,8 +17,8 @@ from zerofit.core.strategy import Engine, OptimizerName, Quantization, Strategy,
 from zerofit.core.units import GIB, MIB
 from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, play_strategy
 from zerofit.planning.estimate.device_memory.non_torch_memory import OTHER_MODELS
-from zerofit.planning.estimate.device_memory.replay import Tape, TapePeak, replay, replay_live
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.device_memory.replay import TapePeak, replay, replay_live
+from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
@@ -166,9 +166,7 @@ def test_a_scripts_other_models_are_there_in_every_phase() -> None:
 
 def test_a_sketch_is_a_fraction_of_the_run() -> None:
     setup = _setup(layered_log((LayerSizes(),) * 8), Strategy(gradient_accumulation_steps=8))
-    tapes = Tape(), Tape()
-    for tape, sketch in zip(tapes, (False, True), strict=True):
-        play(NativeEngine(setup, tape), sketch=sketch)
+    tapes = [play_strategy(setup, sketch=sketch).tape for sketch in (False, True)]
     assert len(tapes[1].entries) < len(tapes[0].entries) / 2
 
 

@@ -13,9 +13,6 @@ from zero_plays import at_end, peaks, played, setup_of, state_bytes
 
 from zerofit.core.allocation_log import AllocationLog
 from zerofit.core.strategy import Buckets, OptimizerName
-from zerofit.planning.estimate.device_memory.replay import Tape
-from zerofit.planning.estimate.engines.engine import play
-from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 
 _LAWS = settings(max_examples=30, deadline=None)
 _RANKS = st.integers(1, 9)
@@ -130,8 +127,7 @@ def test_the_rank_that_is_estimated_needs_most_gradients(
     setup = setup_of(log, stage, ranks=ranks, buckets=buckets)
     largest = []
     for rank in (None, *range(ranks)):
-        tape = Tape()
-        play(DeepSpeedStage12(replace(setup, rank=rank), tape))
+        tape = played(replace(setup, rank=rank))
         largest.append(max(peaks(tape, "gradient partition").values()))
     assert largest[0] >= max(largest[1:]) - _padding(log, ranks)
 
