@@ -7,18 +7,17 @@ named and skipped.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from published_steps import errors_of
 
+from zerofit.cli.output.run_comparison import ComparedNumber
 from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.foreign_text import printable
 from zerofit.core.run_report import LARGEST_REPORT, ReportedModel, RunReport, report_from_json
 from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import short_reason
-from zerofit.planning.plan_labels import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,22 +27,7 @@ _HEADER = ("report", "GPUs", "model", "strategy", "tensors", "reserved", "step")
 _OUT_OF_MEMORY = "gpu-out-of-memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A predicted and a measured number."""
-
-    predicted: float
-    measured: float
-    uncertainty: float
-    """Stated with the prediction, relative."""
-
-    @property
-    def error(self) -> float:
-        """Relative, positive where too much was predicted."""
-        return self.predicted / self.measured - 1
-
-
-def comparisons(report: RunReport) -> dict[str, Comparison]:
+def comparisons(report: RunReport) -> dict[str, ComparedNumber]:
     """Return what a report allows to compare; empty without a prediction, or without anything measured.
 
     A run that was out of memory has no peak: it only says that it needed more.
@@ -60,7 +44,9 @@ def comparisons(report: RunReport) -> dict[str, Comparison]:
         "step": (predicted.step_time_s, measured.step_time_s, predicted.step_time_uncertainty or 0.0),
     }
     return {
-        name: Comparison(predicted=expected, measured=found, uncertainty=uncertainty)
+        name: ComparedNumber(
+            name=name, predicted=expected, measured=found, uncertainty=uncertainty, is_time=name == "step"
+        )
         for name, (expected, found, uncertainty) in pairs.items()
         if expected and found
     }
@@ -83,15 +69,14 @@ def print_reports(folder: Path) -> None:
 
 def summary(reports: Any) -> dict[str, Any]:
     """Return the errors of all comparisons by what is compared."""
-    pairs: dict[str, list[Comparison]] = {}
+    found: dict[str, list[tuple[float, bool]]] = {}
     for report in reports:
-        for name, pair in comparisons(report).items():
-            pairs.setdefault(name, []).append(pair)
+        for name, number in comparisons(report).items():
+            error = number.error or 0.0
+            found.setdefault(name, []).append((error, abs(error) <= (number.uncertainty or 0.0)))
     return {
-        name: errors_of(
-            [pair.error for pair in found], [abs(pair.error) <= pair.uncertainty for pair in found]
-        )
-        for name, found in pairs.items()
+        name: errors_of([error for error, _ in errors], [is_within for _, is_within in errors])
+        for name, errors in found.items()
     }
 
 
@@ -124,16 +109,12 @@ def _strategy_words(report: RunReport) -> Iterator[str]:
 
 
 def _cells(report: RunReport) -> tuple[str, ...]:
-    pairs = comparisons(report)
+    numbers = comparisons(report)
     return tuple(
-        "-" if name not in pairs else _words(pairs[name], seconds if name == "step" else _size)
-        for name in ("tensors", "reserved", "step")
+        _words(numbers[name]) if name in numbers else "-" for name in ("tensors", "reserved", "step")
     )
 
 
-def _size(number: float) -> str:
-    return format_bytes(round(number))
-
-
-def _words(pair: Comparison, show: Any) -> str:
-    return f"{show(pair.predicted)} of {show(pair.measured)} {pair.error:+.1%}"
+def _words(number: ComparedNumber) -> str:
+    _, predicted, measured, error = number.cells
+    return f"{predicted} of {measured} {error}"

@@ -60,7 +60,7 @@ def test_a_folder_of_reports_is_printed_and_what_is_none_is_named(
     assert lines[3].split() == ["report", "GPUs", "model", "strategy", "tensors", "reserved", "step"]
     assert " ".join(lines[4].split()) == (
         "from-a-user/first.json 2 x RTX4090 GPT2LMHeadModel, 0.124 B ZeRO-2, 4 x 2 "
-        "5.0 GiB of 5.1 GiB -1.2% 5.2 GiB of 6.1 GiB -13.4% 400 ms of 450 ms -11.1%"
+        "5.0 GiB ±5% of 5.1 GiB -1.2% 5.2 GiB ±5% of 6.1 GiB -13.4% 400 ms ±30% of 450 ms -11.1%"
     )
     assert json.loads("\n".join(lines[5:]))["step"]["cases"] == 1
 

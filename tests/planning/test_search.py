@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +95,9 @@ class _Dice:
 
     def least_played_bytes(self, strategy: Strategy) -> int:
         return self._bound("played", strategy)
+
+    def expect(self, strategies: Iterable[Strategy]) -> None:
+        """Nothing is traced ahead."""
 
     def seconds(self, strategy: Strategy) -> float | None:
         return self.need(strategy)[1]

@@ -9,7 +9,7 @@ from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.planning.estimate.closed_form.log import CLOSED_FORM_SOURCE
 from zerofit.planning.estimate.closed_form.uncertainty import closed_form_uncertainty
-from zerofit.planning.estimate.device_memory.memory import play_strategy, tensor_terms
+from zerofit.planning.estimate.device_memory.memory import fullest_ranks, play_strategy, tensor_terms
 from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
@@ -112,13 +112,16 @@ def closed_form_memory(setup: Setup, outside: tuple[Term, ...], *, model: ModelF
         outside: memory outside PyTorch (non_torch_terms).
         model: the model, whose family decides how certain closed forms are.
     """
-    engine = play_strategy(setup, sketch=True)
-    phases = tuple(
-        PhaseMemory(phase=peak.phase, terms=(*_terms(engine, peak), *outside))
-        for peak in replay_live(engine.tape).peaks
-    )
     uncertainty, source = closed_form_uncertainty(setup.strategy, model)
-    return MemoryEstimate(phases=phases, uncertainty=uncertainty, uncertainty_source=source)
+    found: list[MemoryEstimate] = []
+    for rank in fullest_ranks(setup):
+        engine = play_strategy(rank, sketch=True)
+        phases = tuple(
+            PhaseMemory(phase=peak.phase, terms=(*_terms(engine, peak), *outside))
+            for peak in replay_live(engine.tape).peaks
+        )
+        found.append(MemoryEstimate(phases=phases, uncertainty=uncertainty, uncertainty_source=source))
+    return max(found, key=lambda memory: memory.peak_bytes)
 
 
 def _terms(engine: SimulatedEngine, peak: TapePeak) -> tuple[Term, ...]:

@@ -146,10 +146,11 @@ def fit_words(estimate: Estimate, problem: Problem) -> str:
 
 
 def seconds(number: float) -> str:
-    """Return a time: "380 ms", "3.24 s", "12.5 s"."""
-    if number < 1:
-        return f"{number * 1000:.0f} ms"
-    return f"{number:.2f} s" if number < 10 else f"{number:.1f} s" if number < 100 else f"{number:.0f} s"
+    """Return a time: "0.41 ms", "380 ms", "3.24 s", "12.5 s"."""
+    size = abs(number)
+    if size < 1:
+        return f"{number * 1000:.2g} ms" if size < 0.001 else f"{number * 1000:.0f} ms"
+    return f"{number:.2f} s" if size < 10 else f"{number:.1f} s" if size < 100 else f"{number:.0f} s"
 
 
 def step_time_label(step_time: StepTime | None) -> str:

@@ -235,6 +235,9 @@ class Estimator(Protocol[C_co]):
         """Return True if the GPUs suffice at the upper end of the uncertainty, even if the host doesn't."""
         return True
 
+    def expect(self, strategies: Iterable[Strategy]) -> None:
+        """Hear which strategies the search looks at beyond the first bound."""
+
     def is_known(self, strategy: Strategy) -> bool:
         """Return True if a full estimate needs no further trace."""
         return True
@@ -328,6 +331,7 @@ class _Search(Generic[C]):
         self._possible = [
             strategy for strategy in strategies if estimator.least_bytes(strategy) <= device_bytes
         ]
+        estimator.expect(self._possible)
         self.fitting = [
             strategy for strategy in self._possible if estimator.least_live_bytes(strategy) <= device_bytes
         ]

@@ -376,13 +376,11 @@ def _search(
 ) -> tuple[TrainingResult, tuple[Dropped, ...]]:
     """Return the result of a search, and the engines that it left out since they can't train the model."""
     own = script_with_flags(problem)
-    limit = problem.device_bytes
-    estimator.expect(strategy for strategy in strategies if estimator.least_bytes(strategy) <= limit)
     try:
         result = search(
             strategies,
             estimator=estimator,
-            device_bytes=limit,
+            device_bytes=problem.device_bytes,
             tier_of=partial(tier_in, problem),
             own=own if own in strategies else None,
             first=first_engine(problem)[0],

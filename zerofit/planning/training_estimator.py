@@ -92,6 +92,7 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         self._devices: dict[Strategy, MemoryEstimate | None] = {}
         self._hosts: dict[Strategy, MemoryEstimate] = {}
         self._played: dict[tuple[Strategy, int], Lines] = {}
+        self._estimated: dict[Strategy, EstimatedStrategy] = {}
 
     def least_bytes(self, strategy: Strategy) -> int:
         """Return the model states on each GPU and the memory outside PyTorch."""
@@ -226,6 +227,11 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
 
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         """Return the strategy with its estimate and its shortage."""
+        if strategy not in self._estimated:
+            self._estimated[strategy] = self._judged(strategy)
+        return self._estimated[strategy]
+
+    def _judged(self, strategy: Strategy) -> EstimatedStrategy:
         problem = self._problem
         host, device = self._host(strategy), self._within(strategy)
         shortages, excess = [], []

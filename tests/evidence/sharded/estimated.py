@@ -25,7 +25,8 @@ from zerofit.models.trace.entry import describe, on_fake_tensors, with_shards
 from zerofit.models.trace.fsdp2 import ShardedModel, ShardedRecorder, as_rank_0
 from zerofit.models.trace.prepare import as_if_eager, attribute_replaced
 from zerofit.models.trace.run import run_sharded_step
-from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
+from zerofit.planning.estimate.device_memory.memory import play_strategy
+from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.estimate.engines import fsdp2 as engine_module
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 
@@ -94,10 +95,9 @@ def estimated(case: Case) -> dict[str, int]:
         topology=Topology(world_size=case.num_ranks, dp_replicate_size=case.copies),
         versions=Versions(python="3.11", zerofit="0"),
     )
-    engine = engine_module.Fsdp2Engine(setup, Tape())
     with attribute_replaced(engine_module, "cublas_workspace_bytes", lambda _: 0):
-        engine.run()
-    return dict(_named(replay_live(engine.tape).peaks))
+        tape = play_strategy(setup).tape
+    return dict(_named(replay_live(tape).peaks))
 
 
 def _named(peaks: Any) -> Iterator[tuple[str, int]]:

@@ -11,13 +11,14 @@ from made_logs import LayerSizes, LogBuilder, layered_log
 from tiny_traces import tiny
 
 from zerofit.core.allocation_log import Event, TensorKind, TraceRequest
+from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Buckets, Engine, Precision, Strategy, ZeroStage
 from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.evaluation import KEPT, Evaluation, play_evaluation
 from zerofit.planning.estimate.engines.native import NativeEngine
 
@@ -86,6 +87,54 @@ def test_live_tensors_of_evaluations_are_those_of_the_real_ones(case: str, tmp_p
     assert _played_peak(evaluation) == pytest.approx(real, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_live_tensors_of_trls_evaluations_are_those_of_the_real_ones(keeps: bool, tmp_path: Path) -> None:
+    """SFTTrainer's loss has no logits, and a second forward pass makes them where they are kept."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1}, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
+    samples = Dataset.from_dict({"input_ids": [[2 + index] * LENGTH for index in range(SAMPLES)]})
+    arguments = SFTConfig(
+        str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_eval_batch_size=BATCH
+    )
+    config, build = tiny("llama", 2)
+    trainer = SFTTrainer(
+        model=build(config),
+        args=arguments,
+        train_dataset=samples,
+        eval_dataset=samples,
+        processing_class=tokenizer,
+        compute_metrics=_no_metrics if keeps else None,
+    )
+    evaluation = Evaluation(
+        log=_traced(trainer, keeps=keeps),
+        batch_size=BATCH,
+        num_batches=SAMPLES // BATCH if keeps else 1,
+        num_ranks=1,
+    )
+    real, _ = counted_in(trainer.evaluate, trainer.model)
+    assert _played_peak(evaluation) == pytest.approx(real, rel=TOLERANCE)
+
+
+def test_an_evaluation_that_generates_is_refused_rather_than_counted_for_a_token(tmp_path: Path) -> None:
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    arguments = Seq2SeqTrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", predict_with_generate=True, generation_max_length=40
+    )
+    config, build = tiny("t5", 2)
+    trainer = Seq2SeqTrainer(
+        model=build(config), args=arguments, eval_dataset=Samples(), compute_metrics=_no_metrics
+    )
+    with pytest.raises(UserError, match="evaluation generates text"):
+        _traced(trainer, keeps=True)
+    assert _traced(trainer, keeps=False).codes  # the loss alone generates nothing
+
+
 def _traced(trainer: Any, *, keeps: bool) -> AllocationLog:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -149,8 +198,7 @@ def test_evaluations_hold_the_states_of_training_and_no_gradients() -> None:
         topology=Topology(world_size=1),
         versions=VERSIONS,
     )
-    engine = NativeEngine(setup, Tape())
-    play(engine, sketch=True)
+    engine = play_strategy(setup, sketch=True)
     play_evaluation(engine, Evaluation(log=log, batch_size=2, num_batches=1, num_ranks=1))
     (peak,) = (peak for peak in replay_live(engine.tape).peaks if peak.phase is RunPhase.EVALUATE)
     held = dict(peak.live)

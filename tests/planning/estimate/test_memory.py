@@ -13,12 +13,20 @@ from zerofit.core.allocation_log import AllocationLog
 from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.facts import GpuSpec, Versions
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import Engine, OptimizerName, Quantization, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    OffloadDevice,
+    OptimizerName,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 from zerofit.core.units import GIB, MIB
 from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, play_strategy
 from zerofit.planning.estimate.device_memory.non_torch_memory import OTHER_MODELS
-from zerofit.planning.estimate.device_memory.replay import Tape, TapePeak, replay, replay_live
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.device_memory.replay import TapePeak, replay, replay_live
+from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
@@ -86,7 +94,7 @@ def test_terms_sum_to_what_is_reserved_and_what_is_outside(
 ) -> None:
     strategy = replace(strategy, engine=engine[0], zero_stage=engine[1])
     setup = replace(_setup(log, strategy, ranks=ranks), use=ModelUse(makes_model_first=makes_model_first))
-    setup = replace(setup, expandable_segments=expandable)
+    setup = replace(setup, expandable_segments=expandable, rank=0)
     estimate = estimate_memory(setup, gpu=gpu)
     room = gpu.usable_bytes - (estimate.peak.held_by(Holder.OUTSIDE))
     here = replace(setup, compute_capability=gpu.compute_capability or (8, 0), gpu_memory_bytes=max(0, room))
@@ -138,6 +146,30 @@ def test_a_run_gets_through_with_its_estimate_and_not_with_less_than_is_alive(
     assert estimate_within(setup, gpu=gpu, limit_bytes=alive - 1) is None
 
 
+def test_the_rank_that_needs_most_is_estimated_though_another_has_more_gradients() -> None:
+    """A model as Llama 3.2 1B on 8 ranks: rank 0 has a slice of the embedding, which is copied for the norm.
+
+    Rank 1 has the embedding's end and a layer: more gradients, in smaller slices.
+    """
+    layers = (LayerSizes(elements=(17 * MIB, 1 * MIB)), *(LayerSizes(elements=(3 * MIB, 1 * MIB)),) * 16)
+    setup = _setup(
+        layered_log(layers),
+        Strategy(
+            engine=Engine.DEEPSPEED,
+            zero_stage=ZeroStage.OPTIMIZER_STATES,
+            optimizer_offload=OffloadDevice.CPU,
+            buckets=Buckets(reduce_bucket_size=4 * MIB),
+        ),
+        ranks=8,
+    )
+    gpu = GpuSpec(name="made", memory_bytes=80 * GIB, compute_capability=(8, 0))
+    by_rank = [estimate_memory(replace(setup, rank=rank), gpu=gpu) for rank in range(8)]
+    planned = estimate_memory(setup, gpu=gpu)
+    assert planned == by_rank[0] == max(by_rank, key=lambda memory: memory.peak_bytes)
+    assert by_rank[1].peak_bytes < planned.peak_bytes
+    assert estimate_within(setup, gpu=gpu, limit_bytes=planned.peak_bytes) == planned
+
+
 def test_nccl_has_no_buffers_while_the_model_is_loaded() -> None:
     gpu = GpuSpec(name="made", memory_bytes=80 * GIB, compute_capability=(8, 0))
     phases = estimate_memory(_setup(layered_log(), Strategy(), ranks=2), gpu=gpu).phases
@@ -166,9 +198,7 @@ def test_a_scripts_other_models_are_there_in_every_phase() -> None:
 
 def test_a_sketch_is_a_fraction_of_the_run() -> None:
     setup = _setup(layered_log((LayerSizes(),) * 8), Strategy(gradient_accumulation_steps=8))
-    tapes = Tape(), Tape()
-    for tape, sketch in zip(tapes, (False, True), strict=True):
-        play(NativeEngine(setup, tape), sketch=sketch)
+    tapes = [play_strategy(setup, sketch=sketch).tape for sketch in (False, True)]
     assert len(tapes[1].entries) < len(tapes[0].entries) / 2
 
 

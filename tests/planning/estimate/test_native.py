@@ -14,10 +14,10 @@ from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.core.units import MIB
+from zerofit.planning.estimate.device_memory.memory import play_strategy
 from zerofit.planning.estimate.device_memory.optimizers import STATES
 from zerofit.planning.estimate.device_memory.replay import Tape, TapePeak, replay_live
-from zerofit.planning.estimate.engines.engine import Setup, bucket_sizes, play
-from zerofit.planning.estimate.engines.native import NativeEngine
+from zerofit.planning.estimate.engines.engine import Setup, bucket_sizes
 
 _P = 3 * MIB
 """Elements of the made model: two layers of 512 Ki and 1 Mi elements."""
@@ -35,10 +35,9 @@ def _peaks(
 
 
 def _tape(log: AllocationLog, strategy: Strategy, *, ranks: int = 1, **fields: Any) -> Tape:
-    tape, topology = Tape(), Topology(world_size=ranks)
+    topology = Topology(world_size=ranks)
     setup = Setup(**{"log": log, "strategy": strategy, "topology": topology, "versions": _VERSIONS, **fields})
-    play(NativeEngine(setup, tape))
-    return tape
+    return play_strategy(setup).tape
 
 
 def _sizes(tape: Tape, term: str) -> list[int]:

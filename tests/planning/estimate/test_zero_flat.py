@@ -37,7 +37,7 @@ def test_a_parameter_is_sliced_where_parts_end() -> None:
         [(2, 1)],
     ]
     assert group.held_by(2) == {0: 2, 1: 1, 2: 1}
-    assert group.fullest_rank == 2
+    assert (group.touched_elements, group.largest_slices) == ((10, 10, 12), (4, 4, 2))
 
 
 def test_neighbours_of_one_rank_are_one_slice() -> None:

@@ -12,7 +12,6 @@ from zerofit.core.allocation_log import AllocationLog, Event, TensorKind
 from zerofit.core.estimates import RunPhase
 from zerofit.core.strategy import Buckets
 from zerofit.planning.estimate.device_memory.replay import Tape
-from zerofit.planning.estimate.engines.engine import play
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 from zerofit.planning.estimate.model_use import ModelUse
 
@@ -144,8 +143,7 @@ def test_a_model_partitioned_after_loading_lies_whole_on_the_gpu_at_first() -> N
     setup = setup_of(_LOG, 3, ranks=4, buckets=Buckets())
     largest = []
     for makes_model_first in (False, True):
-        tape = Tape()
-        play(DeepSpeedStage3(replace(setup, use=ModelUse(makes_model_first=makes_model_first)), tape))
+        tape = played(replace(setup, use=ModelUse(makes_model_first=makes_model_first)))
         largest.append(peaks(tape, "weights", "gathered weights"))
     # The last parameter is made in fp32, and cast, beside the parts of the others.
     assert largest[0][RunPhase.LOAD] == (_WHOLE - 2 * _SIZE) // 4 + (4 + 2) * _SIZE
@@ -165,9 +163,7 @@ def test_a_module_whose_backward_pass_never_ends_is_released_with_the_micro_batc
     made.note(Event.BACKWARD_ENTER, embedding)
     made.gradient(0)
     made.free(output)
-    tape = Tape()
-    engine = DeepSpeedStage3(setup_of(made.build(), 3, buckets=_NONE_PERSISTS), tape)
-    play(engine)
+    tape = played(setup_of(made.build(), 3, buckets=_NONE_PERSISTS))
     assert at_end(tape).get("gathered weights", 0) == 0
 
 

@@ -13,9 +13,8 @@ from zero_plays import at_end, peaks, played, setup_of, state_bytes
 
 from zerofit.core.allocation_log import AllocationLog
 from zerofit.core.strategy import Buckets, OptimizerName
-from zerofit.planning.estimate.device_memory.replay import Tape
-from zerofit.planning.estimate.engines.engine import play
-from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
+from zerofit.planning.estimate.device_memory.memory import fullest_ranks
+from zerofit.planning.estimate.engines.engine import Setup
 
 _LAWS = settings(max_examples=30, deadline=None)
 _RANKS = st.integers(1, 9)
@@ -123,17 +122,24 @@ def test_every_block_dies_once_and_nothing_piles_up(
 
 
 @_LAWS
-@given(log=random_logs(), ranks=st.integers(1, 5), stage=st.integers(1, 2), buckets=_BUCKETS)
-def test_the_rank_that_is_estimated_needs_most_gradients(
-    log: AllocationLog, ranks: int, stage: int, buckets: Buckets
+@given(
+    log=random_logs(),
+    ranks=st.integers(1, 9),
+    stage=st.integers(1, 2),
+    offload=st.sampled_from(("", "o")),
+    buckets=_BUCKETS,
+)
+def test_no_rank_needs_much_more_than_those_that_are_estimated(
+    log: AllocationLog, ranks: int, stage: int, offload: str, buckets: Buckets
 ) -> None:
-    setup = setup_of(log, stage, ranks=ranks, buckets=buckets)
-    largest = []
-    for rank in (None, *range(ranks)):
-        tape = Tape()
-        play(DeepSpeedStage12(replace(setup, rank=rank), tape))
-        largest.append(max(peaks(tape, "gradient partition").values()))
-    assert largest[0] >= max(largest[1:]) - _padding(log, ranks)
+    """At most a tenth: of 673 models whose layers differ as no real ones do, the worst was 5 % low."""
+    setup = setup_of(log, stage, ranks=ranks, offload=offload, buckets=buckets)
+    every = [_most(replace(setup, rank=rank)) for rank in range(ranks)]
+    assert max(map(_most, fullest_ranks(setup))) >= 0.9 * max(every)
+
+
+def _most(setup: Setup) -> int:
+    return max(peaks(played(setup)).values())
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -16,6 +16,7 @@ from zerofit.core.bounded_read import open_regular
 from zerofit.core.foreign_text import printable
 from zerofit.core.units import format_bytes
 from zerofit.planning.answer_lines import COMMAND
+from zerofit.planning.plan_labels import seconds
 from zerofit.planning.plan_table import GROUPS, group_of, grouped
 
 if TYPE_CHECKING:
@@ -210,16 +211,12 @@ def time_bars(step_time: StepTime) -> Html:
     return bars(
         (
             term.name,
-            bar([("T", "", max(term.seconds, 0.0))], whole=longest, says=_seconds(term.seconds)),
-            _seconds(term.seconds),
+            bar([("T", "", max(term.seconds, 0.0))], whole=longest, says=seconds(term.seconds)),
+            seconds(term.seconds),
         )
         for term in terms
         if term.seconds > step_time.seconds / 1000
     )
-
-
-def _seconds(number: float) -> str:
-    return f"{number * 1000:.3g} ms" if abs(number) < 1 else f"{number:.3g} s"
 
 
 def table(
@@ -340,7 +337,7 @@ def _memory_term(term: Term) -> Html:
 def _time_terms(step_time: StepTime) -> Html:
     """Return each term of a step's time with its formula and source."""
     rows = map(_time_term, sorted(step_time.terms, key=lambda term: -term.seconds))
-    words = f"step time: {_seconds(step_time.seconds)} ±{step_time.uncertainty:.0%}"
+    words = f"step time: {seconds(step_time.seconds)} ±{step_time.uncertainty:.0%}"
     source = f"±{step_time.uncertainty:.0%}: {step_time.uncertainty_source}"
     return element(
         "details",
@@ -352,7 +349,7 @@ def _time_terms(step_time: StepTime) -> Html:
 
 def _time_term(term: TimeTerm) -> Html:
     cells = [
-        (_seconds(term.seconds), term.seconds, "num"),
+        (seconds(term.seconds), term.seconds, "num"),
         (term.name, None, ""),
         (term.formula, None, "long"),
         (term.source, None, "long"),

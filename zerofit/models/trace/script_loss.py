@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.core.upstream.transformers import leave_inputs_in_place
 from zerofit.models.trace.prepare import attribute_replaced, autocast, upcast
 
@@ -62,10 +63,13 @@ class ScriptLoss:
         """Do what the Trainer does with a batch that it evaluates, and return what it keeps of it.
 
         Source: transformers 5.23, trainer.py, evaluation_loop().
+
+        Raises:
+            UserError: it generates, as with predict_with_generate.
         """
         trainer, keeps = self.stand_in, self.keeps_predictions
         leave_inputs_in_place(trainer)
-        with self._prepared(model, request):
+        with self._prepared(model, request), _refusing_to_generate(model):
             _, logits, labels = trainer.prediction_step(model, inputs, not keeps)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             logits = trainer.preprocess_logits_for_metrics(logits, labels)
@@ -93,4 +97,24 @@ def _autocasting(module: Any, request: TraceRequest) -> Iterator[None]:
         return upcast(outputs)
 
     with attribute_replaced(module, "forward", run):
+        yield
+
+
+@contextmanager
+def _refusing_to_generate(model: Any) -> Iterator[None]:
+    """Refuse generate(): without values it ends after a token, whose memory would pass for that of all."""
+    if not hasattr(model, "generate"):
+        yield
+        return
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UserError(
+            "trace-failed",
+            "evaluation generates text",
+            found=f"{type(model).__name__}.generate() in prediction_step(), as with predict_with_generate",
+            why="how many tokens it generates depends on values, which a trace does not have",
+            fix="leave memory for it with --reserve, or plan its generation with zerofit generate --dry-run",
+        )
+
+    with attribute_replaced(model, "generate", refuse):
         yield

@@ -9,14 +9,18 @@ from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase
 from zerofit.core.strategy import Engine, ZeroStage
 from zerofit.core.supported import release_of
 from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
-from zerofit.planning.estimate.device_memory.replay import Tape, replay, replay_live
+from zerofit.planning.estimate.device_memory.replay import Tape, most_live, replay, replay_live
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS, played
 from zerofit.planning.estimate.engines.evaluation import play_evaluation
 from zerofit.planning.estimate.engines.fsdp2 import Fsdp2Engine
 from zerofit.planning.estimate.engines.native import NativeEngine
 from zerofit.planning.estimate.engines.pipeline import PipelineEngine
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
-from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage0, DeepSpeedStage12
+from zerofit.planning.estimate.engines.zero_stages_0_to_2 import (
+    DeepSpeedStage0,
+    DeepSpeedStage12,
+    full_ranks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -93,19 +97,42 @@ def play_strategy(setup: Setup, *, sketch: bool = False) -> SimulatedEngine:
 
 def play_steps(setup: Setup, *, sketch: bool = False) -> tuple[SimulatedEngine, Iterator[None]]:
     """Return an engine, and an iterator that plays a step on its tape each time."""
-    strategy = setup.strategy
-    if strategy.engine is Engine.FSDP2:
+    if setup.strategy.engine is Engine.FSDP2:
         sharded = Fsdp2Engine(setup, Tape())
         return sharded, sharded.played(sketch=sketch)
-    kind = NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
-    engine = (kind if setup.stage is None else PipelineEngine)(setup, Tape())
+    engine = _kind_of(setup)(setup, Tape())
     return engine, played(engine, sketch=sketch)
+
+
+def _kind_of(setup: Setup) -> type[SimulatedEngine]:
+    strategy = setup.strategy
+    if strategy.engine is Engine.FSDP2:
+        return Fsdp2Engine
+    if setup.stage is not None:
+        return PipelineEngine
+    return NativeEngine if strategy.engine is Engine.NATIVE else _STAGES[strategy.zero_stage]
+
+
+def fullest_ranks(setup: Setup) -> Iterator[Setup]:
+    """Yield the setups of ranks that may need the most memory; the largest of their estimates is the plan's.
+
+    Ranks differ at ZeRO stages 1 and 2. The one with the most gradients comes first, and others follow if
+    more than its live tensors live there at one time. Less can live where more is reserved.
+    """
+    if setup.rank is not None or _kind_of(setup) is not DeepSpeedStage12:
+        yield setup
+        return
+    first, *others = (replace(setup, rank=rank) for rank in full_ranks(setup))
+    yield first
+    least = most_live(play_strategy(first, sketch=True).tape) if others else 0
+    yield from (other for other in others if most_live(play_strategy(other, sketch=True).tape) > least)
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
     """Return the memory that one GPU needs, phase by phase, if there were no limit."""
-    engine, outside = _played(setup, gpu)
-    return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
+    found = _estimates(setup, gpu=gpu, limit_bytes=None)
+    assert found is not None
+    return found
 
 
 def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
@@ -113,13 +140,21 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
 
     The allocator frees cached blocks before it fails, so that a run may need less than without a limit.
     """
-    engine, outside = _played(setup, gpu)
-    within = replay(
-        engine.tape,
-        capacity=max(0, limit_bytes - _sum(outside)),
-        expandable_segments=setup.expandable_segments,
-    )
-    return _estimate(engine, within, outside) if within.ends else None
+    return _estimates(setup, gpu=gpu, limit_bytes=limit_bytes)
+
+
+def _estimates(setup: Setup, *, gpu: GpuSpec, limit_bytes: int | None) -> MemoryEstimate | None:
+    """Return the memory of the rank that needs most; None if any is out of memory."""
+    here, outside = setup_on(setup, gpu)
+    capacity = None if limit_bytes is None else max(0, limit_bytes - _sum(outside))
+    found: list[MemoryEstimate] = []
+    for rank in fullest_ranks(here):
+        engine = play_strategy(rank)
+        within = replay(engine.tape, capacity=capacity, expandable_segments=setup.expandable_segments)
+        if not within.ends:
+            return None
+        found.append(_estimate(engine, within, outside))
+    return max(found, key=lambda memory: memory.peak_bytes)
 
 
 def estimate_evaluation(
@@ -129,7 +164,8 @@ def estimate_evaluation(
 
     If they don't, it is that of the live tensors, as the allocator's cache would be freed first.
     """
-    engine, outside = _played(setup, gpu, sketch=True)
+    here, outside = setup_on(setup, gpu)
+    engine = play_strategy(here, sketch=True)
     play_evaluation(engine, evaluation)
     capacity = max(0, limit_bytes - _sum(outside))
     within = replay(engine.tape, capacity=capacity, expandable_segments=setup.expandable_segments)
@@ -186,12 +222,6 @@ def _on_one_gpu(setup: Setup) -> tuple[float, str]:
     release = setup.versions.bitsandbytes
     is_old = release is not None and release_of(release) < _OLD_BITSANDBYTES
     return QUANTIZED_OF_OLD if is_old else QUANTIZED
-
-
-def _played(setup: Setup, gpu: GpuSpec, *, sketch: bool = False) -> tuple[SimulatedEngine, tuple[Term, ...]]:
-    """Return the engine with the whole run on its tape, and the terms outside PyTorch's allocator."""
-    here, terms = setup_on(setup, gpu)
-    return play_strategy(here, sketch=sketch), terms
 
 
 def setup_on(setup: Setup, gpu: GpuSpec) -> tuple[Setup, tuple[Term, ...]]:

@@ -10,7 +10,7 @@ from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.device_memory.allocator import CachingAllocator, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Tape:
@@ -49,6 +49,44 @@ class Tape:
     def free(self, block: int) -> None:
         """Record that a block is freed."""
         self.entries.append(-(block + 1))
+
+    def write_events(
+        self,
+        events: Iterable[tuple[int, int]],
+        blocks: dict[int, int],
+        *,
+        sizes: Sequence[int],
+        terms: Sequence[str],
+        hooks: Mapping[int, Callable[[int], None]],
+        streams: Sequence[int] = (),
+    ) -> None:
+        """Record the events of an AllocationLog.
+
+        Args:
+            events: (code, argument).
+            blocks: the block of each storage that lives; allocations add to it, frees take from it.
+            sizes: bytes of each storage.
+            terms: of each storage.
+            hooks: what is called with the argument of another event, by its code; some may have none.
+            streams: of each storage; empty if all are on the default one.
+        """
+        # allocate() and free(), written out: this loop is where the time goes.
+        note_size, note_term, note_entry = self.sizes.append, self.terms.append, self.entries.append
+        born = len(self.sizes)
+        for code, argument in events:
+            if code == 0:  # Event.ALLOCATE
+                if streams and streams[argument]:
+                    self.streams[born] = streams[argument]
+                blocks[argument] = born
+                born += 1
+                note_size(sizes[argument])
+                note_term(terms[argument])
+                note_entry(born)
+            elif code == 1:  # Event.FREE
+                note_entry(-blocks.pop(argument) - 1)
+            elif code in hooks:
+                hooks[code](argument)
+                born = len(self.sizes)
 
     def begin(self, phase: RunPhase) -> None:
         """Record that a phase begins; it may do so more than once."""
@@ -141,6 +179,11 @@ def replay_live(tape: Tape) -> Replay:
         if phase not in moments or live[moment] > moments[phase][0]:
             moments[phase] = live[moment], live[moment], moment
     return Replay(peaks=_peaks(tape, moments))
+
+
+def most_live(tape: Tape) -> int:
+    """Return the largest sum of live bytes."""
+    return max(_live(tape))
 
 
 def _peaks(tape: Tape, moments: dict[RunPhase, tuple[int, int, int]]) -> tuple[TapePeak, ...]:

@@ -61,7 +61,7 @@ class Setup:
     stage: Stage | None = None
     """The rank's stages of a pipeline, whose log it is; None without a pipeline."""
     rank: int | None = None
-    """The data-parallel rank that is played, where ranks differ; None for the one that needs most."""
+    """The data-parallel rank that is played, where ranks differ; None for the one with the most gradients."""
     shares: tuple[float, ...] = ()
     """Widths of the batches that are played in turn, as shares of the traced one; empty if all have its
     width. Not for a pipeline."""
@@ -138,7 +138,7 @@ TRACED_TERMS = {
 
 
 class SimulatedEngine:
-    """Writes an engine's allocations on the tape in the hooks that `play` calls; the base's do nothing."""
+    """Writes an engine's allocations on the tape in the hooks that `played` calls; the base's do nothing."""
 
     EXPLANATIONS: Mapping[str, tuple[str, str]] = {}
     """(formula, source) of each term that the engine allocates."""
@@ -228,12 +228,6 @@ class SimulatedEngine:
 
     def save(self) -> None:
         """A checkpoint is written."""
-
-
-def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
-    """Play a run on the engine's tape; see `played`."""
-    for _ in played(engine, sketch=sketch):
-        pass
 
 
 def played(engine: SimulatedEngine, *, sketch: bool = False) -> Iterator[None]:
@@ -460,30 +454,17 @@ class _MicroBatches:
         return self._play(events[1], blocks)
 
     def _play(self, events: Sequence[tuple[int, int]], blocks: dict[int, int]) -> list[int]:
-        tape, hooks, sizes, terms = self._engine.tape, self._hooks, self._sizes, self._played.terms
-        # The tape's own methods, written out: this loop is where the time goes.
-        note_size, note_term, note_entry = tape.sizes.append, tape.terms.append, tape.entries.append
-        tape_sizes = tape.sizes
-        kept: list[int] = []
-        born = len(tape_sizes)
-        for code, argument in events:
-            if code == 0:  # Event.ALLOCATE
-                blocks[argument] = born
-                born += 1
-                note_size(sizes[argument])
-                note_term(terms[argument])
-                note_entry(born)
-            elif code == 1:  # Event.FREE
-                note_entry(-blocks.pop(argument) - 1)
-            elif code == _KEEP_OUTPUT:
-                kept.append(blocks.pop(argument))
-            elif code == Event.GRADIENT_READY:
-                storage = self._engine.setup.log.gradient_storages[argument]
-                self._engine.gradient_ready(argument, blocks.pop(storage))
-                born = len(tape_sizes)
-            else:
-                hooks[code](argument)
-                born = len(tape_sizes)
+        engine, kept = self._engine, list[int]()
+        storages = engine.setup.log.gradient_storages
+
+        def keep_output(storage: int) -> None:
+            kept.append(blocks.pop(storage))
+
+        def gradient_ready(parameter: int) -> None:
+            engine.gradient_ready(parameter, blocks.pop(storages[parameter]))
+
+        hooks = {**self._hooks, _KEEP_OUTPUT: keep_output, int(Event.GRADIENT_READY): gradient_ready}
+        engine.tape.write_events(events, blocks, sizes=self._sizes, terms=self._played.terms, hooks=hooks)
         return kept
 
     def drop_outputs(self) -> None:

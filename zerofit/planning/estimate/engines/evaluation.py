@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.allocation_log import TensorKind
 from zerofit.core.estimates import RunPhase
 from zerofit.planning.estimate.engines.engine import hooks_of, sizes_of, terms_of
 
@@ -86,17 +86,15 @@ def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
 
 def _play_batch(engine: SimulatedEngine, evaluation: Evaluation) -> list[int]:
     """Play the forward pass of a batch, and return the blocks of what Trainer keeps of it."""
-    tape, log, hooks = engine.tape, evaluation.log, hooks_of(engine)
-    sizes, terms = evaluation.sizes, terms_of(log)
-    streams = log.storages.streams or (0,) * len(sizes)
-    blocks: dict[int, int] = {}
-    for code, argument in zip(log.codes, log.arguments, strict=True):
-        if code == Event.ALLOCATE:
-            blocks[argument] = tape.allocate(sizes[argument], terms[argument], stream=streams[argument])
-        elif code == Event.FREE:
-            tape.free(blocks.pop(argument))
-        elif code in hooks:
-            hooks[code](argument)
+    log, sizes, blocks = evaluation.log, evaluation.sizes, dict[int, int]()
+    engine.tape.write_events(
+        zip(log.codes, log.arguments, strict=True),
+        blocks,
+        sizes=sizes,
+        terms=terms_of(log),
+        hooks=hooks_of(engine),
+        streams=log.storages.streams,
+    )
     kept = {storage for storage in blocks if log.storages.kinds[storage] is TensorKind.KEPT}
     engine.drop(block for storage, block in blocks.items() if storage not in kept)
     return [blocks[storage] for storage in sorted(kept) if sizes[storage]]

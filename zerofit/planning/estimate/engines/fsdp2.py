@@ -105,11 +105,6 @@ class Fsdp2Engine(SimulatedEngine):
     def _of_unit(self, unit: int) -> Iterable[Shard]:
         return (shard for shard in self._shards if shard.unit == unit)
 
-    def run(self, *, sketch: bool = False) -> None:
-        """Play a run on the tape; see `played`."""
-        for _ in self.played(sketch=sketch):
-            pass
-
     def played(self, *, sketch: bool = False) -> Iterator[None]:
         """Play load, NUM_STEPS optimizer steps, and a save, step by step.
 
@@ -144,22 +139,29 @@ class Fsdp2Engine(SimulatedEngine):
             outputs: blocks that the loop holds until the first forward pass is over.
             share: width of the batches, as a share of the traced one.
         """
-        log, tape = self.setup.log, self.tape
-        sizes = sizes_of(log, self.setup.micro_batch_size * share)
-        terms, streams = _terms(log), log.storages.streams or (0,) * len(sizes)
-        blocks: dict[int, int] = {}
+        log, terms = self.setup.log, _terms(self.setup.log)
+        events = list(zip(log.codes, log.arguments, strict=True))
+        if events[-1][0] == Event.BACKWARD_ENDS:  # of the last micro-batch: no forward pass follows
+            events.pop()
+        held, blocks = list(outputs), dict[int, int]()
+
+        def forward_ends(_: int) -> None:
+            self._begin(RunPhase.BACKWARD)
+            self.drop(held)
+            held.clear()
+
         self._begin(RunPhase.FORWARD)
-        for place, (code, argument) in enumerate(zip(log.codes, log.arguments, strict=True)):
-            if code == 0:  # Event.ALLOCATE
-                blocks[argument] = tape.allocate(sizes[argument], terms[argument], stream=streams[argument])
-            elif code == 1:  # Event.FREE
-                tape.free(blocks.pop(argument))
-            elif code == Event.FORWARD_ENDS:
-                self._begin(RunPhase.BACKWARD)
-                self.drop(outputs)
-                outputs = []
-            elif code == Event.BACKWARD_ENDS and place < len(log.codes) - 1:
-                self._begin(RunPhase.FORWARD)
+        self.tape.write_events(
+            events,
+            blocks,
+            sizes=sizes_of(log, self.setup.micro_batch_size * share),
+            terms=terms,
+            hooks={
+                int(Event.FORWARD_ENDS): forward_ends,
+                int(Event.BACKWARD_ENDS): lambda _: self._begin(RunPhase.FORWARD),
+            },
+            streams=log.storages.streams,
+        )
         kept = {TensorKind.OUTPUT.value, TensorKind.INPUT.value}
         left = [block for storage, block in blocks.items() if terms[storage] in kept]
         return [block for storage, block in blocks.items() if terms[storage] not in kept], left

@@ -167,10 +167,14 @@ class FlatGroup:
                 touched[rank] += size
         return tuple(touched)
 
-    @property
-    def fullest_rank(self) -> int:
-        """The rank with the most gradient elements."""
-        return self.touched_elements.index(max(self.touched_elements)) if self.sizes else 0
+    @cached_property
+    def largest_slices(self) -> tuple[int, ...]:
+        """By rank, the elements of the largest part of a parameter in its partition."""
+        largest = [0] * self.num_ranks
+        for position in range(len(self.sizes)):
+            for rank, elements in self.slices_of(position):
+                largest[rank] = max(largest[rank], elements)
+        return tuple(largest)
 
 
 def flattens_on_gpu(setup: Setup, flat_bytes: int) -> bool:

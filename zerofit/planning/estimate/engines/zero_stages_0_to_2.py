@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.core.strategy import ZeroStage
+from zerofit.core.strategy import OffloadDevice, ZeroStage
 from zerofit.planning.estimate.device_memory.optimizers import STATES, TEMPORARIES
 from zerofit.planning.estimate.engines.engine import BUCKET, WEIGHTS
 from zerofit.planning.estimate.engines.zero_engine import (
@@ -109,6 +109,38 @@ class DeepSpeedStage0(DeepSpeedEngine):
 _FILE = "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py"
 
 
+def _flat_group_of(setup: Setup) -> FlatGroup:
+    sizes = tuple(setup.log.parameters[number].num_elements for number in setup.trained)
+    return FlatGroup(sizes=sizes, num_ranks=setup.topology.num_replicas)
+
+
+def full_ranks(setup: Setup) -> tuple[int, ...]:
+    """Return the ranks of which one needs the most memory at stage 1 or 2, that with most gradients first.
+
+    A rank keeps the gradients of all parameters that overlap its partition, and copies each slice for its
+    norm: with an offloaded optimizer as soon as it is reduced, else at the step. What is reduced early meets
+    most of what else lives: at stage 2 the last parameters and the activations, at stage 1 the first
+    parameters and all gradients.
+    """
+    group, strategy = _flat_group_of(setup), setup.strategy
+    if not group.sizes:
+        return (0,)
+    ranks, gradients, slices = range(group.num_ranks), group.touched_elements, group.largest_slices
+    most = max(ranks, key=gradients.__getitem__)
+    largest = max(ranks, key=lambda rank: (slices[rank], gradients[rank]))
+    needed = gradients if strategy.optimizer_offload is OffloadDevice.NONE else slices
+    early, highest = list[int](), 0.0
+    for rank in reversed(ranks) if strategy.zero_stage is ZeroStage.GRADIENTS else ranks:
+        if needed[rank] > highest:
+            early.append(rank)
+            highest = _NOTABLY * needed[rank]
+    return tuple(dict.fromkeys((most, largest, *early)))
+
+
+_NOTABLY = 1.1
+"""A rank that needs a tenth more is looked at beside another that reduces its gradients earlier."""
+
+
 class DeepSpeedStage12(DeepSpeedEngine):
     """DeepSpeedZeroOptimizer, with contiguous gradients and without overlapped communication."""
 
@@ -140,11 +172,9 @@ class DeepSpeedStage12(DeepSpeedEngine):
     def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
         self._frees_early = setup.strategy.zero_stage is ZeroStage.GRADIENTS
-        self._group = FlatGroup(
-            sizes=tuple(self.elements[number] for number in self.trained), num_ranks=self.num_ranks
-        )
+        self._group = _flat_group_of(setup)
         self._position = {number: position for position, number in enumerate(self.trained)}
-        self._owned = self._group.held_by(self._group.fullest_rank if setup.rank is None else setup.rank)
+        self._owned = self._group.held_by(full_ranks(setup)[0] if setup.rank is None else setup.rank)
         self._bucket_buffer: list[int] = []
         self._reduced: set[int] = set()
         self._left: list[int] = []
