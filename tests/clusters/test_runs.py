@@ -108,6 +108,16 @@ def test_a_run_that_is_not_there_is_named_with_the_nearest(runs: RunZerofit, tmp
     assert "did you mean 2026-01-01_00-00-00-train?" in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["status", "show", "report"])
+def test_where_no_run_is_the_fix_names_where_runs_are(runs: RunZerofit, tmp_path: Path, verb: str) -> None:
+    assert runs(verb, exit_code=2).stderr == (
+        "error[run-missing]: there is no such run\n"
+        "  found: no run in zerofit-runs\n"
+        f"  why:   no run folder in {tmp_path / 'zerofit-runs'}\n"
+        "  fix:   go to the folder where it was launched, or name the runs' folder with --run-dir\n"
+    )
+
+
 def test_the_newest_run_is_no_folder_of_trials(tmp_path: Path) -> None:
     for name in ("2026-01-01_00-00-00-train", "tune-train-0f0f0f0f"):
         (tmp_path / name).mkdir()

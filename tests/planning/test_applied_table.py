@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from captured_scripts import captured_problem
 from captures import LOOP, TRAINER, with_model
+from planning_problems import solved
 from small_runs import PLAN
 
 from zerofit.core.capture import Capture
@@ -22,7 +24,7 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.planning.applied_table import Row, applied_rows, applied_table
+from zerofit.planning.applied_table import Row, applied_rows, applied_table, changes_text
 
 
 def _plan(*, world_size: int = 2, global_batch: int | None = None, reasons: Any = (), **fields: Any) -> Plan:
@@ -293,3 +295,12 @@ def test_in_a_narrow_table_reasons_stand_whole_below() -> None:
 
 def test_a_table_of_nothing_says_so() -> None:
     assert applied_table(()) == "runs as the script says, without any change"
+
+
+def test_a_plan_that_changes_nothing_says_so_once() -> None:
+    as_it_is = solved(captured_problem(num_gpus=1))
+    assert applied_rows(as_it_is.plan) == ()
+    assert changes_text(as_it_is) == ""
+    split = solved(captured_problem(num_gpus=1, memory_gib=5))
+    assert changes_text(split) == applied_table(applied_rows(split.plan))
+    assert "batch on each rank" in changes_text(split)

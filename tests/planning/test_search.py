@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,7 @@ from zerofit.planning.search import (
     TIME_TIE_SHARE,
     EstimatedStrategy,
     Estimator,
+    RuledOut,
     SearchResult,
     placement_of,
     search,
@@ -332,6 +334,14 @@ def test_a_difference_that_rounds_to_nothing_is_none(seconds: float, said: str) 
     )
     why = why_it_loses(loser, chosen, problem(num_gpus=2))
     assert why == f"{said} by the estimate; offload comes after what fits on the GPUs"
+
+
+def test_a_bound_just_beyond_the_gpu_is_told_apart_from_it() -> None:
+    asked = problem(memory_gib=24)
+    just_beyond = RuledOut(strategy=Strategy(), least_bytes=asked.device_bytes + 2**24)
+    why = why_it_loses(just_beyond, None, asked)
+    ((least, limit),) = re.findall(r"^needs at least (.*) GiB of (.*) GiB on each GPU$", why)
+    assert float(least) > float(limit)
 
 
 _ZERO: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}

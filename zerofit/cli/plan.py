@@ -36,7 +36,7 @@ from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import masked
 from zerofit.core.text_table import wrapped
 from zerofit.planning.answer_lines import assumed_lines, launch_line
-from zerofit.planning.applied_table import applied_rows, applied_table
+from zerofit.planning.applied_table import changes_text
 from zerofit.planning.layout_table import layout_table
 from zerofit.planning.layouts import check_open
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
@@ -262,7 +262,7 @@ def _text(
     """Return the answer first, then what changes in the script; the rest if it is wanted."""
     parts = [first_screen(answer, command=command, price=price, width=width)]
     if subject.capture is not None and answer.chosen is not None:
-        parts += [applied_table(applied_rows(answer.plan), width=width)]
+        parts += filter(None, [changes_text(answer, width=width)])
     if shows_all and subject.lines:
         parts += ["\n".join(wrapped(subject.lines, width))]
     is_open = answer.screen is not None and answer.chosen is None and answer.fits  # the table is the answer

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.core.upstream.transformers import TRAINER_RENAMED
 from zerofit.launching.network_faults import NETWORK_FAILED, named_fault
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 _ARGUMENT_REFUSED = "training-argument-unknown"
 _REFUSED = re.compile(r"(?P<owner>[\w.]{1,100})\(\) got an unexpected keyword argument '(?P<name>\w{1,60})'")
 _MEANT = re.compile(r"Did you mean '(\w{1,60})'")
-_OF_TRAINER = {"tokenizer": "write processing_class"}
 _OF_LOSS = ("labels", "num_items_in_batch")
 """Arguments of a model that computes a loss."""
 
@@ -47,7 +47,7 @@ def _with_argument(failure: KnownFailure, text: str) -> KnownFailure:
 def _instead(owner: str, name: str) -> str | None:
     """Return what transformers has in place of an argument: "write eval_strategy"."""
     if owner.endswith("Trainer"):
-        return _OF_TRAINER.get(name)
+        return f"write {TRAINER_RENAMED[name]}" if name in TRAINER_RENAMED else None
     if not owner.endswith(("Arguments", "Config")):
         return None
     from zerofit.configs.schemas.catalog import load_schemas  # only if it is needed

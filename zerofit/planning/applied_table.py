@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.capture import Capture
     from zerofit.core.plan import Plan
+    from zerofit.planning.solve import Answer
 
 
 _HEADER = ("", "script alone", "runs", "why")
@@ -48,6 +49,19 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
         )
         for row in rows
     )
+
+
+def changes_text(answer: Answer, *, width: int | None = None) -> str:
+    """Return what changes in a script, as a table; empty if the answer says that it runs as it is.
+
+    Args:
+        answer: with a choice for a captured script.
+        width: columns of the terminal; None for no limit.
+    """
+    own, rows = answer.as_it_is, applied_rows(answer.plan)
+    if not rows and own is not None and own.strategy == answer.plan.strategy:
+        return ""
+    return applied_table(rows, width=width)
 
 
 def applied_table(rows: tuple[Row, ...], *, width: int | None = None) -> str:

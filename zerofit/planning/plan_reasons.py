@@ -18,7 +18,7 @@ from zerofit.core.strategy import (
     describe_strategy,
     show,
 )
-from zerofit.core.units import format_bytes
+from zerofit.core.units import format_apart
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
 from zerofit.planning.engine_order import first_engine
 from zerofit.planning.plan_from_flags import origin_of, reasons_by_flag, why_precision
@@ -73,20 +73,24 @@ def rejected(found: TrainingResult, problem: Problem) -> tuple[Rejected, ...]:
     losers = [(other.strategy, why_it_loses(other, found.chosen, problem)) for other in found.others]
     losers += [(variant.strategy, why_it_loses(variant, found.chosen, problem)) for variant in found.variants]
     for out in found.ruled_out:
-        least, limit = format_bytes(out.least_bytes), format_bytes(problem.device_bytes)
         what = "weights, gradients, states, CUDA context and NCCL of its smallest variant"
         what = f"activations, {what}" if out.is_live else what
-        losers.append((out.strategy, f"{what} take at least {least} of {limit} on each GPU"))
+        losers.append((out.strategy, f"{what} take {_at_least(out, problem)}"))
     if found.untraced is not None:
         losers.append((found.untraced.strategy, why_untraced(found.untraced, found, problem)))
     return tuple(Rejected(strategy=strategy, why=why) for strategy, why in losers)
 
 
+def _at_least(bounded: RuledOut | Untraced, problem: Problem) -> str:
+    """Return a lower bound beside the limit that it exceeds."""
+    least, limit = format_apart(bounded.least_bytes, problem.device_bytes)
+    return f"at least {least} of {limit} on each GPU"
+
+
 def why_untraced(untraced: Untraced, found: TrainingResult, problem: Problem) -> str:
     """Return what is known of FSDP2 without a trace of it, beside ZeRO-3 if that fits, else the choice."""
     if untraced.least_bytes > problem.device_bytes:
-        least, limit = format_bytes(untraced.least_bytes), format_bytes(problem.device_bytes)
-        return f"needs at least {least} of {limit} on each GPU"
+        return f"needs {_at_least(untraced, problem)}"
     judged = [*found.others, *((found.chosen,) if found.chosen is not None else ())]
     beside = next((other for other in judged if other.fits and _is_zero_3(other.strategy)), found.chosen)
     why = f"not traced, as {first_engine(problem)[1]}: --engine fsdp2 plans it"
@@ -109,8 +113,7 @@ def why_it_loses(
 ) -> str:
     """Return why a strategy was not chosen, in one phrase."""
     if isinstance(loser, RuledOut):
-        needed, limit = format_bytes(loser.least_bytes), format_bytes(problem.device_bytes)
-        return f"needs at least {needed} of {limit} on each GPU"
+        return f"needs {_at_least(loser, problem)}"
     if not loser.fits:
         return loser.shortage
     if chosen is None:

@@ -19,8 +19,8 @@ CHECKPOINTING_BEFORE_5_23 = {
     "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
 }
 """Fields renamed in transformers 5.23, which still accepts the old names with a warning."""
-
-
+TRAINER_RENAMED = {"tokenizer": "processing_class"}
+"""Arguments of Trainer() renamed in transformers 5.0, which no longer accepts the old names."""
 TRAINER_LOOP = ("_inner_training_loop", "_prepare_inputs", "_run_epoch")
 """Private methods of Trainer's loop, beside the public ones (5.23, trainer.py)."""
 COUNTS_ITEMS = "_get_num_items_in_batch"

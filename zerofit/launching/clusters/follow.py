@@ -137,10 +137,17 @@ def find_run(name: str | None, runs: Path) -> FollowedRun:
             "run-missing",
             "there is no such run",
             found=name or f"no run in {runs}",
-            why=f"no run folder of that name in {runs.resolve()}",
-            fix=f"did you mean {near}?" if near else "name a run's folder, or its parent with --run-dir",
+            why=f"no run folder {'of that name ' if name else ''}in {runs.resolve()}",
+            fix=f"did you mean {near}?" if near else _where_runs_are(name),
         )
     return followed_run(folder)
+
+
+def _where_runs_are(name: str | None) -> str:
+    """Return how a user names a run that was not found."""
+    if name:
+        return "name a run's folder, or its parent with --run-dir"
+    return "go to the folder where it was launched, or name the runs' folder with --run-dir"
 
 
 def followed_run(folder: Path) -> FollowedRun:

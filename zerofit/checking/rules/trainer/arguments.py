@@ -34,6 +34,7 @@ from zerofit.core.errors import nearest
 from zerofit.core.optimizers.lookup import trainer_names_of_types
 from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Engine
+from zerofit.core.upstream.transformers import TRAINER_RENAMED
 from zerofit.scripts.facts import TRAINING_ARGUMENTS, Action
 
 if TYPE_CHECKING:
@@ -442,9 +443,10 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
             confidence = argument.confidence if is_certain else Confidence.LIKELY
             yield replace(hit_of(argument, fix=gone[name]), confidence=confidence)
     for call in situation.script.find(Action.MAKE_TRAINER) if situation.script else ():
-        if "tokenizer" in call.given and _TRAINER_CALL.match(call.seen.text):
-            found = f"tokenizer=... in {call.seen.text}"
-            yield replace(hit(call.seen), found=found, fix="write processing_class=tokenizer")
+        for name, renamed in TRAINER_RENAMED.items():
+            if name in call.given and _TRAINER_CALL.match(call.seen.text):
+                found = f"{name}=... in {call.seen.text}"
+                yield replace(hit(call.seen), found=found, fix=f"write {renamed}={name}")
 
 
 @Rule(
