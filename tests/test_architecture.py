@@ -84,6 +84,7 @@ _NOT_PURE = (
     "core/rank_observation.py",
     "core/rank_record.py",
     "core/upstream",
+    "core/vanishing_files.py",
 )
 _STDLIB = frozenset(
     {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fuzzed_lines import lines, make_folder, run_line
+from fuzzed_lines import LIMIT_S, Ended, lines, make_folder, run_line, run_process
 
 
 def _faults(folder: Path, *, seed: int, count: int) -> list[tuple[tuple[str, ...], list[str]]]:
@@ -33,3 +35,15 @@ def test_a_traceback_and_a_file_would_be_found(tmp_path: Path) -> None:
     assert len(ended.faults()) == 2
     ended = run_line(("config", "--preset", "z3", "--output-dir", "made"), folder)
     assert ended.faults()[0].startswith("files left: ")
+    ended = run_process(("--debug", "explain", "nowhere"), folder)
+    assert "Traceback" in ended.errors
+    assert 0.0 < ended.cpu_s < LIMIT_S
+
+
+def test_a_line_without_an_end_would_be_found_also_on_a_busy_machine() -> None:
+    ended = Ended(code=0, errors="", cpu_s=9.0, wall_s=90.0, left=())
+    assert ended.faults() == []
+    for hang in ({"cpu_s": 61.0, "code": -signal.SIGXCPU}, {"wall_s": 601.0, "code": -signal.SIGKILL}):
+        (fault,) = replace(ended, **hang).faults()
+        assert fault.startswith("no end: ")
+    assert replace(ended, code=-signal.SIGSEGV).faults() == ["exit code -11"]

@@ -20,6 +20,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(lacks()), reason=str(la
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ZEROFIT = (sys.executable, "-m", "zerofit")
 _NODES = ["--num-machines", "2", "--gpus", "1xA100-80G", "--cpu-cores", "1", "--cpu", "--zero-stage", "2"]
+_MISLEADING = [
+    *("--scheduler-option", "job-name=x JobState=COMPLETED Reason=None"),
+    *("--scheduler-option", "comment=JobState=FAILED Reason=None"),
+]
 _STEPS, _STEP_S = 110, 0.8
 """Longer than the nodes are lent for, of which some 40 s go by before the first step."""
 
@@ -101,7 +105,7 @@ def test_a_run_asks_for_what_its_plan_needs_and_writes_no_secret(
 
 def test_a_run_is_followed_and_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
     job_id, folder = _submit(
-        cluster, tmp_path / "runs", "--time", "5", "--save-time", "60", "loop.py", "5000", "0.2"
+        cluster, tmp_path / "runs", *_MISLEADING, "--time", "5", "--save-time", "60", "loop.py", "5000", "0.2"
     )
     cluster.wait_for(job_id, "RUNNING", within_s=60)
 

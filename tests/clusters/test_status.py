@@ -108,7 +108,7 @@ def test_a_waiting_job_has_the_time_of_its_submission(
     folder = _run(tmp_path / "run")
     (folder / "launcher.json").unlink()
     write_submitted(folder, SubmittedJob(engine=ClusterEngine.SLURM, job_id="7", submitted_at=now()))
-    monkeypatch.setenv("PATH", path_with(tmp_path, "squeue", "scontrol", script="echo PENDING"))
+    monkeypatch.setenv("PATH", path_with(tmp_path, "squeue", script="echo 7 PENDING Priority"))
     status = run_status(followed_run(folder))
     assert (status["scheduler"], status["job_id"], status["started_at"]) == ("slurm", "7", None)
     since = datetime.now(UTC) - datetime.fromisoformat(status["submitted_at"])

@@ -144,7 +144,7 @@ _ITS_BATCH = ("--global-batch-size", "2")
 _SLURM = """
 case "$(basename "$0") $*" in
   scontrol*hostnames*) echo 127.0.0.1 ;;
-  scontrol*) echo "JobState=COMPLETED Reason=None" ;;
+  squeue*) echo 77 COMPLETED None ;;
   srun*) while [ "${1#--}" != "$1" ]; do shift; done; exec "$@" ;;
 esac
 """
@@ -155,7 +155,7 @@ esac
 def test_a_written_job_runs_as_it_is_and_is_then_followed(same_folder: Path) -> None:
     nodes = ("--num-machines", "1", "--gpus", "1xA100-80G")
     folder, _ = _write(same_folder, "slurm", *nodes, "--cpu", *_ITS_BATCH)
-    path = path_with(same_folder, "scontrol", "srun", script=_SLURM)
+    path = path_with(same_folder, "scontrol", "squeue", "srun", script=_SLURM)
     ran = subprocess.run(
         ["bash", str(folder / "job.sbatch")],
         cwd=same_folder,

@@ -109,7 +109,7 @@ def _cases() -> Iterator[object]:
         yield pytest.param(name, list(DAMAGES), id=f"{name}, each", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "ways"), _cases())
+@pytest.mark.parametrize(("name", "ways"), [*_cases()])
 def test_a_damaged_file_disables_no_command(place: Path, name: str, ways: list[str]) -> None:
     file = place / "zerofit-runs" / _DAMAGED / name
     if name == "submitted.json":

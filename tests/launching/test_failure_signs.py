@@ -57,6 +57,22 @@ def _raised(exception: str, frame: str) -> str:
             "[1]: params[1] in this process with sizes [9] appears not to match sizes of the same param in "
             "process 0",
         ),
+        (
+            "aborted",
+            "prterun noticed that process rank 7 with PID 0 on node n exited on\nsignal 6 (Aborted).",
+        ),
+        ("killed", "mpirun noticed that process rank 1 with PID 4 on node n1 exited on signal 9 (Killed)."),
+        (
+            "segmentation-fault",
+            "prterun noticed that process rank 1 with PID 4 on node n exited on\n"
+            "signal 11 (Segmentation fault).",
+        ),
+        (
+            "peer-lost",
+            "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'n_34_0' has failed to "
+            "send a keep-alive heartbeat to the rendezvous 'a' due to an error of type "
+            "RendezvousConnectionError.",
+        ),
         ("strategy-mismatch", "ValueError: At most one of fp16 and bf16 can be True, but not both"),
         (
             "strategy-mismatch",

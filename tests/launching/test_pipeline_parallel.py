@@ -53,6 +53,15 @@ def test_stages_shuffle_alike_where_a_script_seeds_each_rank_by_itself(
     assert [*seen[0], *seen[2]] != samples.sum(1).tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("resumed_on", [_PAIR, ("--num-processes", "1")], ids=["a pipeline", "one process"])
+def test_a_group_that_is_added_while_it_trains_is_trained_saved_and_resumed(
+    resumed_on: tuple[str, ...], runs: Runs
+) -> None:
+    """A block of the last stage alone, so that the group is empty on rank 0."""
+    resume_alike(runs, "tied", _PAIR, "--late-group", resumed_on=resumed_on)
+
+
 _CASES = {
     "two pipelines": ("gpt2", _TWO_PAIRS, ()),
     "two pipelines, tied": ("tied", _TWO_PAIRS, ()),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 from clients import path_with
 from runs import Run, run_command
 
-from zerofit.launching.run_list import list_runs
+from zerofit.launching import run_list
+from zerofit.launching.run_list import list_runs, remove_run
 
 _OK, _FAILED, _KILLED = "2026-01-01_00-00-00-ok", "2026-01-02_00-00-00-failed", "2026-01-03_00-00-00-killed"
 _CHECKPOINT, _NEW, _AGAIN = (
@@ -138,15 +141,15 @@ def _make_job(kept: Path, *files: str) -> Path:
 
 
 def _slurm_says(folder: Path, script: str) -> str:
-    """Return a PATH with a scontrol and a scancel that answer so."""
-    return path_with(folder, "scontrol", "scancel", script=script)
+    """Return a PATH with a squeue and a scancel that answer so."""
+    return path_with(folder, "squeue", "scancel", script=script)
 
 
 @pytest.mark.parametrize(
     ("says", "state", "end"),
     [
-        pytest.param("echo JobState=PENDING Reason=BeginTime", "running", None, marks=pytest.mark.slow),
-        ("echo JobState=FAILED Reason=NonZeroExitCode", "no record", "its job is FAILED (NonZeroExitCode)"),
+        pytest.param("echo 7 PENDING BeginTime", "running", None, marks=pytest.mark.slow),
+        ("echo 7 FAILED NonZeroExitCode", "no record", "its job is FAILED (NonZeroExitCode)"),
         pytest.param(
             "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
             "no record",
@@ -187,7 +190,7 @@ def test_the_scheduler_is_asked_about_a_job_without_a_record(
     [
         ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", 1),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 3),
-        ("echo JobState=PENDING Reason=Priority", 3),
+        ("for id in 1 2 3; do echo $id PENDING Priority; done", 3),
     ],
 )
 def test_a_scheduler_out_of_reach_is_asked_once(
@@ -198,7 +201,7 @@ def test_a_scheduler_out_of_reach_is_asked_once(
         _make(tmp_path, name, None)
         job = {"engine": "slurm", "job_id": str(number + 1), "namespace": None}
         (tmp_path / "zerofit-runs" / name / "submitted.json").write_text(json.dumps(job))
-    path = path_with(tmp_path, "scontrol", script=f"echo $* >>{tmp_path}/asked\n{says}")
+    path = path_with(tmp_path, "squeue", script=f"echo $* >>{tmp_path}/asked\n{says}")
     monkeypatch.setenv("PATH", path)
     states = [run.state for run in list_runs(tmp_path / "zerofit-runs")]
     assert states == ["no record" if "Invalid" in says else "running"] * 3
@@ -219,10 +222,10 @@ def test_a_stopped_run_is_removed_once_it_will_not_be_requeued(kept: Path) -> No
     folder = _make_job(kept, "stop")
     (folder / "run.json").write_text(json.dumps({"exit_code": 75, "kind": "stopped"}))
     path = _slurm_says(kept, f"cat {kept}/says")
-    (kept / "says").write_text("JobState=PENDING Reason=BeginTime")
+    (kept / "says").write_text("7 PENDING BeginTime")
     run_command(_PRUNE, kept, PATH=path).check()
     assert _JOB in _names(kept)
-    (kept / "says").write_text("JobState=FAILED Reason=NonZeroExitCode")
+    (kept / "says").write_text("7 FAILED NonZeroExitCode")
     run_command(_PRUNE, kept, PATH=path).check()
     assert _JOB not in _names(kept)
 
@@ -241,3 +244,37 @@ def test_prune_without_a_limit_is_refused(kept: Path) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     assert "without a limit all runs would be removed: use --older-than DAYS" in done.stderr
     assert len(_names(kept)) == 7
+
+
+def test_a_run_that_is_removed_meanwhile_is_not_listed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = run_list.attempts
+
+    def after_its_removal(folder: Path) -> tuple[Path, ...]:
+        if folder.name == _FAILED:
+            shutil.rmtree(folder)
+        return attempts(folder)
+
+    monkeypatch.setattr(run_list, "attempts", after_its_removal)
+    listed = {run.folder.name for run in list_runs(kept / "zerofit-runs")}
+    assert listed == _names(kept) - {_FAILED, "my-results"}
+
+
+def test_two_may_remove_a_run_at_once(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def remove() -> None:
+        try:
+            remove_run(run)
+        except BaseException as error:
+            errors.append(error)
+
+    for _ in range(5):
+        _make(tmp_path, _OK, 0, *(f"logs/{number}.log" for number in range(100)))
+        (run,) = list_runs(tmp_path / "zerofit-runs")
+        threads = [threading.Thread(target=remove) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert _names(tmp_path) == set()

@@ -1,20 +1,24 @@
-"""Command lines drawn by a seed from all verbs, their flags and hostile values, each run in a fork."""
+"""Command lines drawn by a seed from all verbs, their flags and hostile values, each run by itself."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import click
 
-LIMIT_S = 60.0
+LIMIT_S = 60
+"""CPU time of a line's process, and of that and the processes that it waited for."""
+_WALL_LIMIT_S = 10.0 * LIMIT_S
+"""Time of a line that waits for something; a busy machine may give it a tenth of a core."""
 _GROUPS = ("runs", "bench")
 _DRY = ("launch", "tune", "submit", "generate", "bench", "config")
 """Verbs that start or write something, with --dry-run in each line."""
@@ -59,9 +63,11 @@ class Ended:
     """How a line ended."""
 
     code: int
-    """137 after the time limit."""
+    """Negative after a signal: -SIGXCPU or -SIGKILL after a time limit."""
     errors: str
-    seconds: float
+    cpu_s: float
+    """Of its process and those that it waited for."""
+    wall_s: float
     left: tuple[str, ...]
     """Names of files in the folder that were not there before."""
 
@@ -70,9 +76,9 @@ class Ended:
         found = [f"files left: {self.left}"] if self.left else []
         if "Traceback (most recent call last)" in self.errors:
             found.append(self.errors[-1500:])
-        if self.seconds >= LIMIT_S:
-            found.append("no end")
-        if self.code not in (0, 1, 2, 130, 141):
+        if self.cpu_s >= LIMIT_S or self.wall_s >= _WALL_LIMIT_S:
+            found.append(f"no end: {self.cpu_s:.0f} s of CPU time, {self.wall_s:.0f} s")
+        elif self.code not in (0, 1, 2, 130, 141):
             found.append(f"exit code {self.code}")
         return found
 
@@ -145,18 +151,45 @@ def make_folder(folder: Path) -> None:
 
 def run_line(line: tuple[str, ...], folder: Path) -> Ended:
     """Run a line in a fork of this process, in a folder."""
+    return _run(folder, lambda: _be_zerofit(line))
+
+
+def run_process(line: tuple[str, ...], folder: Path) -> Ended:
+    """Run a line as a process of its own, in a folder."""
+    return _run(folder, lambda: os.execv(sys.executable, [sys.executable, "-P", "-m", "zerofit", *line]))
+
+
+def _run(folder: Path, act: Callable[[], object]) -> Ended:
+    """Fork, and return how the fork ended, which acts in a folder."""
     before, errors = set(_names(folder)), folder.parent / "errors"
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        _be_zerofit(line, folder, errors)
-    code = _wait(pid, began + LIMIT_S)
+        try:
+            _enter(folder, errors)
+            act()
+        finally:
+            os._exit(99)
+    code, cpu_s = _wait(pid, began + _WALL_LIMIT_S)
     return Ended(
         code=code,
         errors=errors.read_text(encoding="utf-8", errors="replace"),
-        seconds=time.monotonic() - began,
+        cpu_s=cpu_s,
+        wall_s=time.monotonic() - began,
         left=tuple(sorted(set(_names(folder)) - before)),
     )
+
+
+def _enter(folder: Path, errors: Path) -> None:
+    """Make this process one of its own session, in a folder, with limits and without a terminal."""
+    os.setsid()
+    os.chdir(folder)
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY)):
+        os.dup2(os.open(os.devnull, flags), number)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    caches = str(folder.parent / "cache")
+    os.environ.update({"XDG_CACHE_HOME": caches, "HF_HOME": caches, "HF_HUB_OFFLINE": "1"})
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 5))
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -164,22 +197,15 @@ def _names(folder: Path) -> Iterator[str]:
         yield from (os.path.join(at, name) for name in (*folders, *files) if name != "__pycache__")
 
 
-def _be_zerofit(line: tuple[str, ...], folder: Path, errors: Path) -> None:
+def _be_zerofit(line: tuple[str, ...]) -> None:
     """Run the line and exit; this process is a fork."""
     code = 99
     try:
-        os.setsid()
-        os.chdir(folder)
-        for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY)):
-            os.dup2(os.open(os.devnull, flags), number)
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
         sys.stdout, sys.stderr = (
             os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2)
         )
         sys.argv = ["zerofit", *line]
-        os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"] = str(folder.parent / "cache")
-        os.environ["HF_HUB_OFFLINE"] = "1"
         from zerofit.cli.main import main
 
         main()
@@ -195,12 +221,14 @@ def _be_zerofit(line: tuple[str, ...], folder: Path, errors: Path) -> None:
         os._exit(code)
 
 
-def _wait(pid: int, until: float) -> int:
-    while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return 137
+def _wait(pid: int, until: float) -> tuple[int, float]:
+    """Return the exit code of a process, and the CPU time of it and of those that it waited for."""
+    ended = 0
+    while not ended and time.monotonic() < until:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if not ended:
+            time.sleep(0.005)
+    if not ended:
+        os.killpg(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime

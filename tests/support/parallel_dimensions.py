@@ -147,8 +147,8 @@ def resume_alike(
     runs: Runs,
     kind: str,
     ranks: Sequence[str],
-    *,
-    by_trainer: bool,
+    *arguments: str,
+    by_trainer: bool = False,
     resumed_on: Sequence[str] | None = None,
 ) -> None:
     """Check that a run that goes on from its checkpoint trains what one process trains without a stop.
@@ -157,10 +157,11 @@ def resume_alike(
         runs: the fixture of that name.
         kind: of the model.
         ranks: flags of the launch, as in groups_of().
+        arguments: of the script.
         by_trainer: True to train by Trainer, False by a loop of the script's own.
         resumed_on: flags of the second launch; None for the same.
     """
-    more = ("--trainer",) if by_trainer else ()
+    more = (*arguments, *(("--trainer",) if by_trainer else ()))
     batch_size = str(GLOBAL_BATCH_SIZE // groups_of(ranks)[0])
     target = script(runs.model_of(kind), "--batch-size", batch_size, f"--save-step={SAVED_AT}", *more)
     run = runs.launch(*ranks, *target).check()

@@ -138,8 +138,9 @@ class SlurmCluster:
 
     def state(self, job_id: str) -> str:
         """Return a job's state."""
-        shown = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
-        return shown.partition("JobState=")[2].partition(" ")[0]
+        return self.run(
+            "squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"
+        ).stdout.strip()
 
     def wait_for(self, job_id: str, *states: str, within_s: float) -> str:
         """Wait until a job is in one of some states, and return it."""

@@ -26,6 +26,7 @@ from zerofit.core.facts import Checkpoint
 from zerofit.core.optimizers.lookup import entry_of, optimizer_of_class
 from zerofit.core.strategy import StateDictType
 from zerofit.core.validation import parse_known, short_reason
+from zerofit.core.vanishing_files import last_change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -172,8 +173,11 @@ def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoin
         problem = damage(folder, manifest.files, digests=digests)
         saved_at = manifest.saved_at
     else:
-        problem = problem or _problem_without_manifest(folder)
-        saved_at = _newest_change(folder)
+        try:
+            problem = problem or _problem_without_manifest(folder)
+        except OSError as error:  # the run that saves may remove it meanwhile
+            problem = f"it can't be read ({error.strerror})"
+        saved_at = last_change(folder)
     return SavedCheckpoint(path=folder, manifest=manifest, problem=problem, saved_at=saved_at)
 
 
@@ -425,15 +429,6 @@ def _subfolders(folder: Path) -> list[Path]:
         return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
     except OSError:
         return []
-
-
-def _newest_change(folder: Path) -> float:
-    """Return when a folder, or anything below it, last changed; a link may lead nowhere."""
-    times = [folder.stat().st_mtime]
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # the run that saves may remove it
-            times.append(path.lstat().st_mtime)
-    return max(times)
 
 
 def _age(checkpoint: SavedCheckpoint) -> tuple[float, int]:

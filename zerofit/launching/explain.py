@@ -73,6 +73,7 @@ _NAMES_A_CAUSE = (
     "Name or service",
     "errno: 98",
     "_dynamo.exc",
+    "failed to send a keep-alive heartbeat",
 )
 """Parts of such messages that are failures all the same."""
 _TRACEBACK = re.compile(

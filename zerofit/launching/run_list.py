@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from zerofit.core.errors import UserError
+from zerofit.core.vanishing_files import statuses
 from zerofit.launching.clusters.clients import ClusterEngine
 from zerofit.launching.clusters.follow import followed_run, is_over
 from zerofit.launching.clusters.job import STOP_FILE
@@ -109,11 +109,14 @@ def list_runs(runs: Path) -> tuple[ListedRun, ...]:
         return ()
     in_use, silent = _arguments_of_processes(), set[ClusterEngine]()
     folders = (path for path in runs.resolve().iterdir() if path.is_dir() and not path.is_symlink())
-    found = (
-        _listed_run(folder, started_at, in_use, silent)
-        for folder in folders
-        if (started_at := _time_in(folder.name)) is not None
-    )
+    found = []
+    for folder in folders:
+        try:
+            if (started_at := _time_in(folder.name)) is not None:
+                found.append(_listed_run(folder, started_at, in_use, silent))
+        except FileNotFoundError:
+            if folder.exists():  # another `runs prune` may have removed it
+                raise
     return tuple(sorted(found, key=lambda run: (run.started_at, run.folder.name)))
 
 
@@ -139,8 +142,8 @@ def _listed_run(
     folder: Path, started_at: datetime, in_use: Sequence[str], silent: set[ClusterEngine]
 ) -> ListedRun:
     record = run_record(attempts(folder)[-1] / "run.json")  # of the last start
-    files = list(_files(folder))
-    newest = max(file.st_mtime for file in (*files, folder.lstat()))
+    files = [status for _, status in statuses(folder)]
+    newest = max((file.st_mtime for file in files), default=0.0)
     is_used = any(f"{folder}/" in word for word in in_use)
     return ListedRun(
         folder=folder,
@@ -188,13 +191,6 @@ def _may_run(folder: Path, record: RunRecord | None, *, is_quiet: bool, silent: 
         if error.rule in ("scheduler-unreachable", "client-missing"):
             silent.add(run.engine)
         return True
-
-
-def _files(folder: Path) -> Iterator[os.stat_result]:
-    for at, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            with contextlib.suppress(OSError):  # a running run renames its files
-                yield os.lstat(os.path.join(at, name))
 
 
 def _user_files(folder: Path) -> Iterator[str]:
@@ -261,14 +257,17 @@ def remove_run(run: ListedRun) -> None:
     Raises:
         UserError: it can't be removed.
     """
-    try:
-        shutil.rmtree(run.folder)
-    except OSError as error:
-        raise UserError(
-            "run-not-removed",
-            "a run's folder can't be removed",
-            found=f"{error.strerror}: {error.filename}",
-            why="the folder, or one in it, is not writable",
-            fix="run this as the owner of the folder",
-            exit_code=1,
-        ) from None
+    while run.folder.exists():
+        try:
+            shutil.rmtree(run.folder)
+        except FileNotFoundError:  # another `runs prune` removes it too
+            continue
+        except OSError as error:
+            raise UserError(
+                "run-not-removed",
+                "a run's folder can't be removed",
+                found=f"{error.strerror}: {error.filename}",
+                why="the folder, or one in it, is not writable",
+                fix="run this as the owner of the folder",
+                exit_code=1,
+            ) from None

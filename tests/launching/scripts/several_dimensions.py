@@ -20,6 +20,8 @@ from transformers import (
 )
 
 NUM_SAMPLES, LENGTH, VOCAB = 96, 16, 128
+LATE_STEP = 2
+"""From here on the last block is trained, too, with --late-group."""
 
 
 class Tokens(Dataset):
@@ -61,7 +63,9 @@ def loop(args: argparse.Namespace) -> None:
     )
     set_seed(accelerator.state.process_index if args.seed_by_rank else 0)
     model = load(args, accelerator.state.process_index)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    late = [*model.model.layers[-1].parameters(), model.model.norm.weight] if args.late_group else []
+    first = [weight for weight in model.parameters() if all(weight is not other for other in late)]
+    optimizer = torch.optim.AdamW(first, lr=5e-3)
     loader = DataLoader(Tokens(NUM_SAMPLES, 1, args=args), args.batch_size, shuffle=True, drop_last=True)
     # As in accelerate's own nlp_example.py: steps of the loader before its batches are shared by the ranks.
     num_steps = len(loader) // args.accumulation
@@ -74,10 +78,14 @@ def loop(args: argparse.Namespace) -> None:
     )
     samples_per_step = args.batch_size * accelerator.num_processes * args.accumulation
     if args.resume:
+        if args.late_group:
+            add_late(late, optimizer, scheduler)
         accelerator.load_state(args.resume)
     steps, seen = [], []
     first = 0 if not args.resume else args.save_step * args.accumulation
     for number, batch in enumerate(accelerator.skip_first_batches(loader, first) if first else loader, first):
+        if args.late_group and number == LATE_STEP:
+            add_late(late, optimizer, scheduler)
         with accelerator.accumulate(model):
             loss = own_loss(model, batch) if args.own_loss else model(**batch).loss
             accelerator.backward(loss)
@@ -114,6 +122,13 @@ def loop(args: argparse.Namespace) -> None:
         f"{args.output_dir}/model", is_main_process=accelerator.is_main_process, state_dict=state_dict
     )
     accelerator.end_training()
+
+
+def add_late(late: list[torch.nn.Parameter], optimizer, scheduler) -> None:
+    """Train weights that were left out at first, at a rate that the schedule changes as the others'."""
+    optimizer.add_param_group({"params": iter(late), "lr": 1e-3})
+    scheduler.scheduler.base_lrs.append(1e-3)
+    scheduler.scheduler.lr_lambdas.append(scheduler.scheduler.lr_lambdas[0])
 
 
 def own_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -230,6 +245,7 @@ def main() -> None:
     parser.add_argument("--own-loss", action="store_true")
     parser.add_argument("--seed-by-rank", action="store_true")
     parser.add_argument("--best", action="store_true")
+    parser.add_argument("--late-group", action="store_true")
     parser.add_argument("--trainer", action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 import pytest
 
-from zerofit.models.trace import cache as trace_cache
 from zerofit.scripts.capture import cache
 
 
@@ -105,20 +103,3 @@ def test_what_is_kept_is_its_users_alone_and_holds_no_secrets(workplace) -> None
 def test_each_file_of_zerofit_that_decides_a_capture_or_a_trace_is_there() -> None:
     for pattern in (*cache._CAPTURING, *cache._TRACING):
         assert list(cache._ZEROFIT.glob(pattern)), pattern
-
-
-@pytest.mark.parametrize("ending", ["json", "trace"])
-def test_a_strange_file_in_a_cache_stops_no_pruning(tmp_path: Path, ending: str) -> None:
-    (tmp_path / f"a.{ending}").symlink_to("/nowhere/at/all")
-    (tmp_path / f"b.{ending}").symlink_to(f"b.{ending}")
-    (tmp_path / f"c.{ending}").mkdir()
-    os.mkfifo(tmp_path / f"d.{ending}")
-    for number in range(600):
-        (tmp_path / f"{number}.{ending}").write_text("x")
-        os.utime(tmp_path / f"{number}.{ending}", (number, number))
-    if ending == "json":
-        cache._prune(tmp_path)
-    else:
-        trace_cache._prune(tmp_path, 100)
-    assert not (tmp_path / f"0.{ending}").exists()
-    assert (tmp_path / f"c.{ending}").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from accelerators import quiet
 
+from zerofit.core.errors import UserError
 from zerofit.core.upstream.torch import count_collectives
 from zerofit.training.pipeline.groups import Groups
 from zerofit.training.pipeline.pipeline import Pipeline
@@ -62,23 +64,71 @@ def _trained(model: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_an_optimizer_is_saved_with_all_groups_or_not_at_all(alone: Groups) -> None:
+def _saved(optimizer: torch.optim.Optimizer, stages: WholeStates) -> dict[str, Any]:
+    with stages.gathered("save_state", optimizers=True):
+        saved: dict[str, Any] = optimizer.state_dict()
+    return saved
+
+
+def _assert_equal(saved: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert saved["param_groups"] == plain["param_groups"]
+    assert saved["state"].keys() == plain["state"].keys()
+    for number, state in plain["state"].items():
+        assert torch.equal(saved["state"][number]["momentum_buffer"], state["momentum_buffer"])
+
+
+def test_an_optimizer_is_saved_with_all_groups_also_those_that_are_added_later(alone: Groups) -> None:
     model = _model()
     optimizer = _trained(model)
-    plain = optimizer.state_dict()
     stages = _states(model, alone)
     stages.cut_optimizer(optimizer)
     stages.wrap_optimizers()
-    with stages.gathered("save_state", optimizers=True):
-        saved = optimizer.state_dict()
-    assert saved["param_groups"] == plain["param_groups"]
-    assert all(
-        torch.equal(saved["state"][number]["momentum_buffer"], state["momentum_buffer"])
-        for number, state in plain["state"].items()
+    _assert_equal(_saved(optimizer, stages), torch.optim.SGD.state_dict(optimizer))
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.25})
+    optimizer.step()
+    plain = deepcopy(torch.optim.SGD.state_dict(optimizer))
+    assert [group["params"] for group in plain["param_groups"]] == [[0, 1], [2, 3]]
+    saved = _saved(optimizer, stages)
+    _assert_equal(saved, plain)
+    for state in optimizer.state.values():
+        state["momentum_buffer"] = torch.zeros_like(state["momentum_buffer"])
+    optimizer.load_state_dict(saved)
+    _assert_equal(_saved(optimizer, stages), plain)
+
+
+def test_an_added_group_keeps_the_parameters_of_its_ranks_stages() -> None:
+    model = _model()
+    first, last = model
+    optimizer = torch.optim.SGD([first.weight, last.weight], lr=0.5)
+    stages = _states(first)
+    stages.cut_optimizer(optimizer)
+    stages.wrap_optimizers()
+    optimizer.add_param_group({"params": [first.bias, last.bias]})
+    assert [group["params"] for group in optimizer.param_groups] == [[first.weight], [first.bias]]
+    refused: tuple[tuple[Any, type[Exception], str], ...] = (
+        (last.weight, ValueError, "some parameters appear in more than one parameter group"),
+        (first.bias, ValueError, "some parameters appear in more than one parameter group"),
+        ([torch.nn.Parameter(torch.ones(1))], UserError, "may only hold parameters of its model"),
     )
-    optimizer.add_param_group({"params": list(model[1].parameters())})
-    with pytest.raises(ValueError, match="zip"), stages.gathered("save_state", optimizers=True):
-        pass
+    for added, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            optimizer.add_param_group({"params": added})
+        assert [group["params"] for group in optimizer.param_groups] == [[first.weight], [first.bias]]
+
+
+def test_a_state_of_other_groups_is_refused_as_torch_refuses_it(alone: Groups) -> None:
+    model = _model()
+    optimizer = _trained(model)
+    stages = _states(model, alone)
+    stages.cut_optimizer(optimizer)
+    stages.wrap_optimizers()
+    saved = _saved(optimizer, stages)
+    one_more = {**saved, "param_groups": [*saved["param_groups"], {"params": [2]}]}
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict(one_more)
+    shorter = {**saved, "param_groups": [{**saved["param_groups"][0], "params": [0]}]}
+    with pytest.raises(ValueError, match="doesn't match the size of optimizer's group"):
+        optimizer.load_state_dict(shorter)
 
 
 def test_a_pipeline_without_replicas_exchanges_no_gradients(alone: Groups) -> None:

@@ -387,22 +387,37 @@ class _Status:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _JobObject:
-    """A job, in kubectl's JSON."""
+class _Metadata:
+    """An object's name, in kubectl's JSON."""
 
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JobObject:
+    """A job, in kubectl's JSON; a list, such as an empty one, is none."""
+
+    kind: str
+    metadata: _Metadata
     status: _Status = _Status()
 
 
 def state_of(output: str, job_id: str) -> str | None:
-    """Return the state in that command's output: the newest true condition; None if there is none in it."""
+    """Return the state in that command's output; None if the job is not in it.
+
+    It is a final condition that is true, or else the newest that is.
+    """
     try:
         found = parse_known(_JobObject, output)
     except ValueError:
         return None
+    kind, _, name = job_id.partition("/")
+    if (found.kind.lower(), found.metadata.name) != (kind.partition(".")[0], name):
+        return None
     true = [condition for condition in found.status.conditions or () if condition.status == "True"]
     if not true:
         return "Running"
-    last = max(true, key=lambda condition: condition.lastTransitionTime or "")
+    last = max(true, key=lambda it: (it.type.startswith(OVER), it.lastTransitionTime or ""))
     return f"{last.type} ({last.reason})" if last.reason else last.type
 
 

@@ -295,7 +295,8 @@ def _queue(output: str) -> list[_QueuedJob]:
             entries, _ = json.JSONDecoder().raw_decode(text, begins.start())
         except (ValueError, RecursionError):
             continue
-        return [job for job in map(_queued, entries) if job is not None]
+        if jobs := [job for job in map(_queued, entries) if job is not None]:
+            return jobs
     return []
 
 

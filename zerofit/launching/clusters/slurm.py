@@ -33,6 +33,8 @@ _FAREWELL_S = 60
 _WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
 JOB_ID = re.compile(r"[1-9][0-9]{0,9}")
 """A job id (slurm/slurm.h: 32 bits); clients would take anything else for a flag or for other jobs."""
+_STATE = re.compile(rf"({JOB_ID.pattern}) ([A-Z][A-Z_]*)(?: (\S.*))?")
+"""A line of the command that prints a job's state."""
 _PRINTED_ID = re.compile(rf"(?:Submitted batch job )?({JOB_ID.pattern})(?:;[\w.-]+)?(?: on cluster \S+)?")
 """Of `sbatch --parsable`; a site's wrapper may drop the flag, and print more lines."""
 
@@ -203,16 +205,21 @@ def found_ids(output: str, name: str, folder: Path) -> tuple[str, ...]:
 
 
 def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
-    """Return the command that prints a job's state."""
-    return ("scontrol", "--oneliner", "show", "job", job_id)
+    """Return the command that prints a job's id, state and reason.
+
+    Not `scontrol show job`, which prints them beside the job's name, comment and command: these may have any
+    text, such as "JobState=COMPLETED".
+    """
+    return ("squeue", "--noheader", "--states=all", "--format=%A %T %r", f"--jobs={job_id}")
 
 
 def state_of(output: str, job_id: str) -> str | None:
     """Return the state in that command's output, with the reason if pending; None if there is none."""
-    found = re.search(r"JobState=(\w+) Reason=(\S+)", output)
-    if found is None:
-        return None
-    return found[1] if found[2] == "None" else f"{found[1]} ({found[2]})"
+    for line in output.splitlines():
+        found = _STATE.fullmatch(line.strip())
+        if found is not None and found[1] == job_id:
+            return found[2] if found[3] in (None, "None") else f"{found[2]} ({found[3]})"
+    return None
 
 
 def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -17,6 +16,7 @@ from zerofit.core.atomic_file import write_whole
 from zerofit.core.bounded_read import read_bounded
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.errors import UserError
+from zerofit.core.vanishing_files import remove_oldest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,7 +129,7 @@ def write_trace(path: Path, trace: Trace) -> None:
 def _write(path: Path, text: bytes) -> None:
     try:
         write_whole(path, zlib.compress(text, 3))
-        _prune(path.parent, _MOST_BYTES)
+        remove_oldest(path.parent, ".trace", most_bytes=_MOST_BYTES)
     except OSError:
         return
 
@@ -186,17 +186,3 @@ def _read_failure(path: Path) -> UserError | None:
         return None
     rule, summary, found, why, fix = (parts[name] for name in _PARTS)
     return UserError(rule, summary, found=found, why=why, fix=fix)
-
-
-def _prune(folder: Path, most_bytes: int) -> None:
-    """Delete the oldest traces of a folder above a maximum size."""
-    total = 0
-    seen = []
-    for path in folder.glob("*.trace"):
-        with contextlib.suppress(OSError):  # another run may have removed it
-            seen.append((path.lstat(), path))
-    for status, path in sorted(seen, key=lambda entry: entry[0].st_mtime_ns, reverse=True):
-        total += status.st_size
-        if total > most_bytes:
-            with contextlib.suppress(OSError):
-                path.unlink()

@@ -21,6 +21,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.secrets import masked
 from zerofit.core.validation import parse_known
+from zerofit.core.vanishing_files import remove_oldest
 from zerofit.models.trace.cache import TRACER_FILES
 from zerofit.scripts.capture.journal import MAX_FILES_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
@@ -169,7 +170,7 @@ def store(
         document = {**decided, "capture": capture_to_json(capture)}
         with contextlib.suppress(OSError):  # nothing is stored if the folder is not writable
             write_whole(_file(cache_folder, run), json.dumps(document).encode(), mode=0o600)
-            _prune(cache_folder / "captures")
+            remove_oldest(cache_folder / "captures", ".json", most_files=_MAX_CAPTURES)
     return key
 
 
@@ -291,14 +292,3 @@ def _names_in(folder: str) -> list[str]:
         return sorted(os.listdir(folder or "."))
     except OSError:  # sys.path contains missing folders and archives
         return []
-
-
-def _prune(folder: Path) -> None:
-    """Delete the oldest captures above the maximum number."""
-    found = []
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError):  # another run may have removed it
-            found.append((path.lstat().st_mtime_ns, path))
-    for _, path in sorted(found, reverse=True)[_MAX_CAPTURES:]:
-        with contextlib.suppress(OSError):
-            path.unlink()

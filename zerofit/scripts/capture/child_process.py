@@ -7,7 +7,6 @@ import json
 import os
 import select
 import subprocess
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +31,7 @@ from zerofit.scripts.capture.errors import (
     last_lines,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
+from zerofit.scripts.capture.leftovers import why_full
 from zerofit.scripts.capture.process import end_supervised, supervised_preexec
 from zerofit.scripts.capture.restore_files import places
 
@@ -54,10 +54,6 @@ _TAIL_BYTES = 64 << 10
 """Part of the output that is read, at its end."""
 _MOST_BYTES = 256 * 1024 * 1024
 """Of a result; a long capture has some MB. ASSUMPTION."""
-
-
-_ROOM_BYTES = 1 << 16
-"""Room that a capture needs to say how it ended. ASSUMPTION: its result is smaller."""
 
 
 class Child:
@@ -186,7 +182,9 @@ class Child:
         return trace
 
     def _untraced(self, kind: FailureKind, limit_s: float) -> UserError:
-        return error_of(Failure(kind=kind), target=self._run.target, output=self.output, limit_s=limit_s)
+        full = why_full(self._folder) if kind is FailureKind.TRACE_ENDED else None
+        failure = Failure(kind=FailureKind.NO_ROOM, message=full) if full else Failure(kind=kind)
+        return error_of(failure, target=self._run.target, output=self.output, limit_s=limit_s)
 
     def end(self) -> None:
         """Kill the process and everything it started, and wait until they are gone."""
@@ -213,7 +211,7 @@ class Child:
                 return Failure(kind=FailureKind.EXITED, message=f"its {name} can't be read: {why}")
         if code is None:
             return None
-        if code >= 0 and (full := _why_full(self._folder)):
+        if code >= 0 and (full := why_full(self._folder)):
             return Failure(kind=FailureKind.NO_ROOM, message=full)
         if code >= 0:
             return Failure(kind=FailureKind.EXITED, message=f"it ended with exit code {code}, by os._exit()")
@@ -238,13 +236,3 @@ class Child:
                 return None
         answer: dict[str, dict[str, str]] = json.loads(line)
         return answer
-
-
-def _why_full(folder: Path) -> str | None:
-    """Return why a folder takes no more, in words; None if it does."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_ROOM_BYTES))
-    except OSError as error:
-        return f"{error.strerror}: {folder}"
-    return None

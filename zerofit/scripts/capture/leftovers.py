@@ -30,6 +30,8 @@ _TEMPORARY = "temporary"
 _PREFIX = "zerofit-"
 _NUM_NAMED = 3
 """Number of restored files that are named."""
+_ROOM_BYTES = 1 << 16
+"""Room that a capture needs to say how it ended. ASSUMPTION: its result is smaller."""
 _MAX_CHARACTERS = 60
 """Maximum path length of a temporary folder that may contain sockets: their paths may have 108 characters
 (unix(7)), of which multiprocessing uses 33 (multiprocessing/connection.py, arbitrary_address). ASSUMPTION:
@@ -40,7 +42,7 @@ class CaptureFolder:
     """A new private folder for a capture, locked until it is cleared.
 
     It is in zerofit's cache folder, where copies of the user's files survive a reboot and take no memory,
-    unlike in /tmp; or in /tmp if that folder is not writable.
+    unlike in /tmp; or in /tmp if that folder is not writable, or full.
     """
 
     path: Path
@@ -53,6 +55,9 @@ class CaptureFolder:
             with contextlib.suppress(OSError):
                 (cache_folder / _FOLDERS).mkdir(parents=True, exist_ok=True)
                 made = tempfile.mkdtemp(prefix="", dir=cache_folder / _FOLDERS)
+                if why_full(Path(made)):
+                    os.rmdir(made)
+                    made = None
         self.path = Path(os.path.realpath(made or tempfile.mkdtemp(prefix=_PREFIX)))
         self._owner = (self.path / _OWNER).open("w+", encoding="utf-8")
         with contextlib.suppress(OSError):  # a file system without locks: then it always counts as alive
@@ -105,6 +110,16 @@ class CaptureFolder:
                 fix="compare them with your own copies; if you changed them yourself, run the command again",
             )
         return told
+
+
+def why_full(folder: Path) -> str | None:
+    """Return why a folder takes no more, in words; None if it does."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+    except OSError as error:
+        return f"{error.strerror}: {folder}"
+    return None
 
 
 def clear_leftovers(cache_folder: Path) -> dict[Path, tuple[str, ...]]:

@@ -67,9 +67,12 @@ class WholeStates:
         """
         if any(known is optimizer for known, _ in self._optimizers):
             return
-        own = {id(parameter) for parameter in self.pipeline.model.parameters()}
-        names: list[list[_Name]] = []
-        if not all(self.has(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        self._check_parameters(optimizer, optimizer.param_groups)
+        names = [self._cut_group(group) for group in optimizer.param_groups]
+        self._optimizers.append((optimizer, names))
+
+    def _check_parameters(self, optimizer: Any, groups: list[dict[str, Any]]) -> None:
+        if not all(self.has(parameter) for group in groups for parameter in group["params"]):
             raise UserError(
                 "pipeline-foreign-parameters",
                 "an optimizer of a pipeline may only hold parameters of its model",
@@ -79,10 +82,13 @@ class WholeStates:
                 fix="use a separate optimizer for them that accelerator.prepare() does not get, or train "
                 "without --pipeline-parallel-size",
             )
-        for group in optimizer.param_groups:
-            names.append([_name_of(parameter) for parameter in group["params"]])
-            group["params"][:] = [parameter for parameter in group["params"] if id(parameter) in own]
-        self._optimizers.append((optimizer, names))
+
+    def _cut_group(self, group: dict[str, Any]) -> list[_Name]:
+        """Remove other ranks' parameters from a group of an optimizer, and return the names of all."""
+        own = {id(parameter) for parameter in self.pipeline.model.parameters()}
+        names = [_name_of(parameter) for parameter in group["params"]]
+        group["params"][:] = [parameter for parameter in group["params"] if id(parameter) in own]
+        return names
 
     def wrap_optimizers(self) -> None:
         """Make optimizers save and load the states of all stages.
@@ -94,7 +100,7 @@ class WholeStates:
                 self._wrap_optimizer(key, optimizer)
 
     def _wrap_optimizer(self, key: int, optimizer: Any) -> None:
-        plain = optimizer.state_dict
+        plain, add = optimizer.state_dict, optimizer.add_param_group
 
         def state_dict(_: Any, *args: Any, **kwargs: Any) -> Any:
             return self._optimizer_states.get(key) or plain(*args, **kwargs)
@@ -102,7 +108,21 @@ class WholeStates:
         def load_state_dict(_: Any, state_dict: Any) -> Any:
             return type(optimizer).load_state_dict(optimizer, self._own_part(key, state_dict))
 
+        def add_param_group(_: Any, param_group: dict[str, Any]) -> None:
+            names = self._optimizers[key][1]
+            add(param_group)
+            group = optimizer.param_groups[-1]
+            try:
+                self._check_parameters(optimizer, [group])
+                if {*map(_name_of, group["params"])} & {name for earlier in names for name in earlier}:
+                    raise ValueError("some parameters appear in more than one parameter group")  # as torch
+            except (UserError, ValueError):
+                del optimizer.param_groups[-1]
+                raise
+            names.append(self._cut_group(group))
+
         optimizer.state_dict = MethodType(state_dict, optimizer)
+        optimizer.add_param_group = MethodType(add_param_group, optimizer)
         optimizer.load_state_dict = MethodType(load_state_dict, optimizer)
 
     def has(self, parameter: Any) -> bool:
@@ -256,6 +276,7 @@ class WholeStates:
         parts: list[Any] = [None] * self.pipeline.groups.num_ranks
         dist.all_gather_object(parts, self._optimizers[key][1], group=self.pipeline.groups.host)
         groups = self._whole_groups(parts)
+        _check_groups(groups, whole["param_groups"])
         saved = {
             name: number
             for names, group in zip(groups, whole["param_groups"], strict=True)
@@ -272,6 +293,20 @@ class WholeStates:
                 place += 1
             settings.append({**group, "params": numbers})
         return {"state": state, "param_groups": settings}
+
+
+def _check_groups(groups: list[list[_Name]], saved: list[dict[str, Any]]) -> None:
+    """Check that a saved state has the groups of the whole optimizer.
+
+    Raises:
+        ValueError: it does not; the message is torch's (torch/optim/optimizer.py, load_state_dict).
+    """
+    if len(groups) != len(saved):
+        raise ValueError("loaded state dict has a different number of parameter groups")
+    if [len(names) for names in groups] != [len(group["params"]) for group in saved]:
+        raise ValueError(
+            "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+        )
 
 
 def name_parameters(model: Any) -> None:

@@ -11,6 +11,7 @@ its parent starts it again with that path allowed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import json
 import os
@@ -55,6 +56,7 @@ EXIT_REFUSED = 70
 """Exit code of a script that was ended here (EX_SOFTWARE of sysexits.h); REFUSED says why."""
 _MAX_COPY_BYTES = 1 << 30
 """The largest user file that is copied before a change. ASSUMPTION: seconds of disk time."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _CACHES_ANYWHERE = ("cache-*.arrow",)
 """Cache files that datasets writes beside a dataset on disk (datasets/arrow_dataset.py,
 _get_cache_file_path)."""
@@ -242,7 +244,8 @@ class _FileGuard:
         where = place_in_script(self._confinement.caller())
         told = {"kind": kind, "message": message, "where": where} | ({"path": path} if path else {})
         self._here.is_busy = True
-        write_whole(self._folder / REFUSED, json.dumps(told))
+        with contextlib.suppress(OSError):  # no room: the parent sees that the folder takes no more
+            write_whole(self._folder / REFUSED, json.dumps(told))
         with contextlib.suppress(Exception):  # the script may have replaced it by anything
             sys.stdout.flush()
         os._exit(EXIT_REFUSED)
@@ -438,10 +441,15 @@ class _FileGuard:
         except PermissionError:
             return  # then it can't be written either, or not by its name
         except OSError as error:
-            self.refuse(
-                "would-overwrite", f"it would overwrite {path}, which can't be copied: {error.strerror}"
-            )
+            self._drop_copy(copy)
+            kind = "no-room" if error.errno in _NO_ROOM else "would-overwrite"
+            self.refuse(kind, f"it would overwrite {path}, which can't be copied: {error.strerror}")
         self._note(Change.KEPT, path, status=status, copy=copy)
+
+    def _drop_copy(self, copy: str) -> None:
+        """Remove the copy of a file that will not be changed: it takes the room for saying so."""
+        with contextlib.suppress(OSError):
+            (self._folder / COPIES / copy).unlink()
 
     def _new_copy(self) -> str:
         self._copies += 1
@@ -457,7 +465,13 @@ class _FileGuard:
         entry = JournalEntry(
             change=change, path=path, copy=copy, stamp=stamp_of(status) if status else Stamp()
         )
-        append(self._folder, entry)
+        try:
+            append(self._folder, entry)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._drop_copy(copy)
+            self.refuse("no-room", f"it would change {path}, which can't be recorded: {error.strerror}")
         self._remember(entry)
 
     def _remember(self, entry: JournalEntry) -> None:
