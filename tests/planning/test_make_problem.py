@@ -221,6 +221,13 @@ _WHOLE = "a model whose inputs come from another model of the script runs withou
             ("the script itself counts 4 forward passes to a step of its optimizer",),
         ),
         (
+            capture(trainer_arguments={"activation_offloading": True}),
+            (
+                "activations count as on the GPU: the script's activation_offloading moves them to the host, "
+                "and it needs less",
+            ),
+        ),
+        (
             capture(optimizers=(optimizer("mine.Sophia"),)),
             ("Sophia is counted as AdamW: what it keeps is not known",),
         ),

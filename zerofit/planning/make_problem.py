@@ -163,6 +163,11 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
     if script.optimizer_note:
         yield script.optimizer_note
     yield from _format_notes(capture)
+    if capture.trainer_arguments.get("activation_offloading"):
+        yield (
+            "activations count as on the GPU: the script's activation_offloading moves them to the host, "
+            "and it needs less"
+        )
     if capture.accumulates_by_hand:
         steps = capture.accumulates_by_hand
         yield f"the script itself counts {steps} forward passes to a step of its optimizer"

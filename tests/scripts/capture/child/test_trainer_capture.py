@@ -56,6 +56,14 @@ def test_arguments_are_as_the_script_says_though_they_need_a_gpu(left: Any) -> N
     assert (capture.mixed_precision, capture.max_grad_norm, capture.seed) == ("bf16", 1.0, 5)
 
 
+def test_trls_hooks_on_activations_need_no_gpu_in_a_capture(captured_in_forks: Any) -> None:
+    pytest.importorskip("trl")
+    left = captured_in_forks("trl_offloading")
+    assert left.exit_code == 0, left.output
+    assert left.capture.stopped_at == left.place_of("trainer.train()")
+    assert left.capture.trainer_arguments["activation_offloading"] is True
+
+
 def test_optimizer_and_schedule_are_the_trainers(left: Any) -> None:
     capture = left.capture
     assert capture.optimizer.class_path == "torch.optim.adamw.AdamW"

@@ -17,8 +17,10 @@ _NEUTRALIZED_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("tf32", "deepspeed", "parallelism_config")),
     "fsdp": [],
     "torch_compile": False,
+    "activation_offloading": False,
 }
-"""Fields of TrainingArguments that need a GPU or start an engine, and their values in a capture.
+"""Fields of TrainingArguments, TRL's among them, that need a GPU or start an engine, and their values in a
+capture.
 
 Precision is handled with Accelerator.
 """
