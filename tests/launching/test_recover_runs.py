@@ -81,9 +81,7 @@ def _launched(
 ) -> Run:
     command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *flags, *target]
     path = os.pathsep.join(filter(None, (_PATH, os.environ.get("PYTHONPATH"))))
-    kept = folder / "limits"
-    kept.mkdir()  # before the run: what is in the current folder counts for a capture's key
-    return run(command, folder, PYTHONPATH=path, MEMORY_LIMITS=str(kept), **limits).check()
+    return run(command, folder, PYTHONPATH=path, **limits).check()
 
 
 def _target(example: _Example, data_dir: Path, flags: tuple[str, ...], *sizes: str) -> list[str]:
@@ -138,10 +136,12 @@ def test_a_run_recovers_from_its_checkpoint(
     sizes = example.large if of_states else ()
     expected = plain_losses(route, sizes)  # first: it makes the data that a capture looks for
     words = f"99% {phase} 5" + (" once" if of_states else "")
+    limits = tmp_path / "limits"
+    limits.mkdir()  # before the run: what is in the current folder counts for a capture's key
     target = _target(example, data_dir, flags, *sizes)
     # The one of `make test-long` is one of the launches whose every process is real (test_end_to_end.py).
     runs = run_process if (route, plan, phase) == _EACH_TIME else run_command
-    run = _launched(target, flags, tmp_path, runs, MEMORY_LIMIT=words)
+    run = _launched(target, flags, tmp_path, runs, MEMORY_LIMIT=words, MEMORY_LIMITS=str(limits))
     (recovery,) = _recoveries(run)
     assert recovery["resumed_from"].startswith(str(tmp_path / "out" / "checkpoint-"))
     assert recovery["lost_steps"] <= _SAVED_EACH

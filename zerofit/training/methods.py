@@ -202,6 +202,7 @@ TRAINER: Steps = {
         Step("pipeline stages", pipeline.trainer_wrappers, "gathers the weights of all stages"),
     ),
     SAVE_CHECKPOINT: (
+        Step("observation", observe.trainer_wrappers, "around all: the phase is saving"),
         Step("checkpoints", trainer_checkpoints.trainer_wrappers, "commits a temporary folder"),
         Step("pipeline stages", pipeline.trainer_wrappers, "gathers all stages"),
     ),

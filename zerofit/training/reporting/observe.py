@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.own_file import OwnFile
 from zerofit.core.rank_observation import LiveFile, Phase, PhasePeak
+from zerofit.core.upstream.transformers import SAVE_CHECKPOINT
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -369,6 +370,7 @@ def trainer_wrappers(rank: Observed) -> dict[str, Wrapper]:
         "evaluate": functools.partial(rank.during, Phase.EVALUATING),
         "predict": functools.partial(rank.during, Phase.EVALUATING),
         "save_model": functools.partial(rank.during, Phase.SAVING),
+        SAVE_CHECKPOINT: functools.partial(rank.during, Phase.SAVING),  # under FSDP2 it saves weights itself
     }
 
 
