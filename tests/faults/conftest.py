@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from forked_programs import ForkedProgram
 from running_launches import RunningLaunch
 from runs import ROOT, environment
+
+from zerofit.core.atomic_file import write_whole
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,5 +67,7 @@ def note_fault(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     noted: dict[str, object] = {}
     yield lambda name, **fault: noted.update({name: fault})
     if request.config.option.markexpr == "" and noted:
-        before = json.loads(_MEASURED.read_text()) if _MEASURED.exists() else {}
-        _MEASURED.write_text(json.dumps(dict(sorted({**before, **noted}.items())), indent=1) + "\n")
+        with open(__file__, encoding="utf-8") as lock:  # pytest's workers share the file
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = json.loads(_MEASURED.read_text()) if _MEASURED.exists() else {}
+            write_whole(_MEASURED, json.dumps(dict(sorted({**before, **noted}.items())), indent=1) + "\n")
