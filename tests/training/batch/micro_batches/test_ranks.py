@@ -50,6 +50,8 @@ class _Ranks:
             thread.start()
         for thread in threads:
             thread.join()
+        # The compiler's stance is the process's: of two that set it at once, the later restores the other's.
+        torch.compiler.set_stance("default")
         if failures:
             raise failures[0]
 
