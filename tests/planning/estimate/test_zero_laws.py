@@ -122,6 +122,19 @@ def test_every_block_dies_once_and_nothing_piles_up(
 
 
 @_LAWS
+@given(log=random_logs(), ranks=st.integers(1, 5), stage=st.integers(1, 2), buckets=_BUCKETS)
+def test_the_rank_that_is_played_first_needs_most_gradients(
+    log: AllocationLog, ranks: int, stage: int, buckets: Buckets
+) -> None:
+    setup = setup_of(log, stage, ranks=ranks, buckets=buckets)
+    first, *others = (
+        max(peaks(played(replace(setup, rank=rank)), "gradient partition").values())
+        for rank in (None, *range(ranks))
+    )
+    assert first >= max(others) - _padding(log, ranks)
+
+
+@_LAWS
 @given(
     log=random_logs(),
     ranks=st.integers(1, 9),

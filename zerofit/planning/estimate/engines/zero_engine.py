@@ -167,6 +167,11 @@ class FlatGroup:
                 touched[rank] += size
         return tuple(touched)
 
+    @property
+    def fullest_rank(self) -> int:
+        """The rank with the most gradient elements."""
+        return self.touched_elements.index(max(self.touched_elements)) if self.sizes else 0
+
     @cached_property
     def largest_slices(self) -> tuple[int, ...]:
         """By rank, the elements of the largest part of a parameter in its partition."""

@@ -126,7 +126,6 @@ def full_ranks(setup: Setup) -> tuple[int, ...]:
     if not group.sizes:
         return (0,)
     ranks, gradients, slices = range(group.num_ranks), group.touched_elements, group.largest_slices
-    most = max(ranks, key=gradients.__getitem__)
     largest = max(ranks, key=lambda rank: (slices[rank], gradients[rank]))
     needed = gradients if strategy.optimizer_offload is OffloadDevice.NONE else slices
     early, highest = list[int](), 0.0
@@ -134,7 +133,7 @@ def full_ranks(setup: Setup) -> tuple[int, ...]:
         if needed[rank] > highest:
             early.append(rank)
             highest = _NOTABLY * needed[rank]
-    return tuple(dict.fromkeys((most, largest, *early)))
+    return tuple(dict.fromkeys((group.fullest_rank, largest, *early)))
 
 
 _NOTABLY = 1.1
@@ -174,7 +173,7 @@ class DeepSpeedStage12(DeepSpeedEngine):
         self._frees_early = setup.strategy.zero_stage is ZeroStage.GRADIENTS
         self._group = _flat_group_of(setup)
         self._position = {number: position for position, number in enumerate(self.trained)}
-        self._owned = self._group.held_by(full_ranks(setup)[0] if setup.rank is None else setup.rank)
+        self._owned = self._group.held_by(self._group.fullest_rank if setup.rank is None else setup.rank)
         self._bucket_buffer: list[int] = []
         self._reduced: set[int] = set()
         self._left: list[int] = []
