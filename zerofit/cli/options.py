@@ -118,6 +118,13 @@ _FIELD_OPTIONS = (
         "--checkpoint-every",
         help="Recompute the activations of every Nth block: 1 is every block.",
     ),
+    click.option(
+        "--offload-activations",
+        "activation_offload",
+        is_flag=True,
+        default=None,
+        help="Recompute activations, and keep the inputs of blocks on the host.",
+    ),
     click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
     click.option(
         "--attention", type=_ATTENTION, help=_ATTENTION.listed("transformers' attention implementation.")

@@ -24,6 +24,7 @@ FLAGS = {
     "gradient_clipping": "--gradient-clipping",
     "gradient_checkpointing": "--gradient-checkpointing",
     "checkpoint_every": "--checkpoint-every",
+    "activation_offload": "--offload-activations",
     "optimizer": "--optimizer",
     "attention": "--attention",
     "compile": "--compile",

@@ -179,6 +179,9 @@ class Strategy:
     """True if activations are recomputed in the backward pass instead of kept."""
     checkpoint_every: int = 1
     """One in this many blocks is checkpointed: 1 is every block, 2 every second."""
+    activation_offload: bool = False
+    """True if the inputs that checkpointed blocks keep for their recomputation are stored in pinned host
+    memory; False leaves them where the script has them. Only with gradient_checkpointing."""
     optimizer: OptimizerName | None = None
     """The optimizer that replaces the script's."""
     attention: str | None = None
