@@ -10,6 +10,7 @@ import torch
 from accelerators import hooked, quiet, settings, wrap_all
 from captures import MODEL
 from refusals import refusal
+from torch.autograd import graph
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -19,7 +20,8 @@ from transformers import (
 
 from zerofit.core.strategy import Lora, OptimizerName
 from zerofit.core.upstream.checkpointing import is_checkpointing
-from zerofit.training.setup import changed_model
+from zerofit.core.upstream.transformers import field_names
+from zerofit.training.setup import changed_model, trainer_arguments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -315,3 +317,44 @@ def test_an_optimizer_handed_to_a_trainer_holds_what_trains(tmp_path: Path) -> N
         "classifier.weight",
         "classifier.bias",
     }
+
+
+@pytest.mark.parametrize("way", ["model", "model_init", "adapters", "every second block", "its own kwargs"])
+def test_a_trainers_checkpointed_blocks_store_their_inputs_on_the_host(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = []
+
+    class Watched(graph.save_on_cpu):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            pack = self.pack_hook
+            self.pack_hook = lambda tensor: (packed.append(tensor.shape), pack(tensor))[1]
+
+    monkeypatch.setattr(graph, "save_on_cpu", Watched)
+    plan: dict[str, Any] = {"gradient_checkpointing": True}
+    plan |= {"lora": Lora(rank=2)} if way == "adapters" else {}
+    plan |= {"checkpoint_every": 2} if way == "every second block" else {}
+    weights = {}
+    for offloads in (False, True):
+        planned = type("Planned", (Trainer,), {})
+        wanted, changes = settings(**plan, activation_offload=offloads), quiet()
+        for subject in (changed_model, trainer_arguments):
+            wrap_all(planned, subject.trainer_wrappers(planned, wanted, changes))
+        made = arguments(tmp_path)
+        if way == "its own kwargs":
+            for field in field_names(made, "activation_checkpointing_kwargs"):
+                setattr(made, field, {"use_reentrant": True})
+        given = {"model_init": bert} if way == "model_init" else {"model": bert()}
+        torch.manual_seed(1)  # adapters begin with random weights
+        trainer: Any = planned(args=made, train_dataset=DATA, **given)
+        assert not any(getattr(part, "gradient_checkpointing", False) for part in trainer.model.modules())
+        trainer.train()
+        weights[offloads] = [weight.detach() for weight in trainer.model.parameters()]
+        steps, blocks = 2, 1 if way == "every second block" else 2
+        assert len(packed) == (steps * blocks if offloads else 0)
+        note = (
+            "gradient checkpointing of BertForSequenceClassification stores inputs of blocks in host memory"
+        )
+        assert (note in changes.lines) is offloads
+    assert all(map(torch.equal, weights[False], weights[True]))

@@ -166,6 +166,20 @@ CASES = [
         {"use_reentrant": False, "every_n_layers": 2},
     ),
     ({"checkpoint_every": 2}, {}, "activation_checkpointing", True),
+    ({"activation_offload": True}, {}, "activation_checkpointing", True),
+    ({"activation_offload": True}, {}, "activation_checkpointing_kwargs", {"use_reentrant": False}),
+    (
+        {"activation_offload": True},
+        {"activation_checkpointing_kwargs": {"use_reentrant": True}},
+        "activation_checkpointing_kwargs",
+        {"use_reentrant": True},
+    ),
+    (
+        {"activation_offload": True, "gradient_checkpointing": False},
+        {},
+        "activation_checkpointing_kwargs",
+        None,
+    ),
     ({"checkpoint_every": 2, "gradient_checkpointing": False}, {}, "activation_checkpointing_kwargs", None),
     (
         {"gradient_checkpointing": True},

@@ -5,8 +5,13 @@ Source: transformers/modeling_utils.py (5.23), diffusers/models/modeling_utils.p
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
+from types import MethodType
 from typing import Any
+
+from zerofit.core.upstream.transformers import checkpointing_function, set_checkpointing_function
 
 
 def can_checkpoint(model: Any) -> bool:
@@ -42,6 +47,88 @@ def disable_checkpointing(model: Any) -> None:
         model.activation_checkpointing_disable()
     else:
         model.gradient_checkpointing_disable()
+
+
+def is_reentrant(model: Any) -> bool:
+    """Return True if a module of a model is checkpointed by torch's reentrant kind."""
+    # torch's own default is True if unset (torch/utils/checkpoint.py, 2.13 warns).
+    return any(
+        isinstance(function, functools.partial) and function.keywords.get("use_reentrant", True)
+        for function in _functions(model)
+    )
+
+
+def make_not_reentrant(model: Any) -> None:
+    """Checkpoint by torch's other kind; which blocks, and all other options, stay as they are."""
+    for module in model.modules():
+        function = checkpointing_function(module)
+        if isinstance(function, functools.partial):
+            keywords = {**function.keywords, "use_reentrant": False}
+            set_checkpointing_function(module, functools.partial(function.func, *function.args, **keywords))
+
+
+def can_offload(model: Any) -> bool:
+    """Return True if blocks are checkpointed by a function that is handed to them.
+
+    Models with code of their own may have an older switch, and call torch's function themselves.
+    Source: transformers/modeling_utils.py, _is_using_old_format (5.23).
+    """
+    return "value" not in inspect.signature(model._set_gradient_checkpointing).parameters
+
+
+def is_offloaded(model: Any) -> bool:
+    """Return True if the inputs of checkpointed blocks are stored in host memory, by whomever."""
+    return any(_offloads(function) for function in _functions(model))
+
+
+def offload_checkpoints(model: Any) -> None:
+    """Store the inputs of checkpointed blocks in host memory, now and whenever checkpointing is enabled.
+
+    transformers' own `offload` (from 5.17 on) stays where the script set it. It needs a GPU: its memory is
+    pinned on ranks on the CPU too.
+    """
+    switch = "_set_gradient_checkpointing"
+    if switch in vars(model):
+        return
+
+    @functools.wraps(getattr(type(model), switch))
+    def offloading(self: Any, *args: Any, **kwargs: Any) -> None:
+        getattr(type(self), switch)(self, *args, **kwargs)
+        _offload(self)
+
+    setattr(model, switch, MethodType(offloading, model))
+    _offload(model)
+
+
+def checkpoint_on_host(checkpoint: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a block by a checkpointing function, and store its inputs in host memory until it is recomputed."""
+    from torch.autograd.graph import save_on_cpu
+
+    with save_on_cpu(pin_memory=True):  # which torch ignores without a GPU
+        return checkpoint(function, *args, **kwargs)
+
+
+def _offload(model: Any) -> None:
+    if not is_checkpointing(model):
+        return
+    for module in model.modules():
+        function = checkpointing_function(module)
+        if function is None or _offloads(function):
+            continue
+        given = function if isinstance(function, functools.partial) else functools.partial(function)
+        offloaded = functools.partial(checkpoint_on_host, given.func, *given.args, **given.keywords)
+        set_checkpointing_function(module, offloaded)
+
+
+def _functions(model: Any) -> tuple[Any, ...]:
+    return tuple(checkpointing_function(module) for module in model.modules())
+
+
+def _offloads(function: Any) -> bool:
+    """Return True for a checkpointing function of ours, or of transformers with `offload`."""
+    made = getattr(function, "func", None)
+    is_of_transformers = getattr(made, "__module__", None) == "transformers.modeling_utils"
+    return made is checkpoint_on_host or (is_of_transformers and made.__name__ == "checkpoint_func")
 
 
 def is_of_diffusers(model: Any) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.checkpointing import (
     can_checkpoint,
+    can_offload,
     disable_checkpointing,
     enable_checkpointing,
     is_checkpointing,
+    is_offloaded,
+    is_reentrant,
+    make_not_reentrant,
+    offload_checkpoints,
 )
-from zerofit.core.upstream.transformers import checkpoint_every, checkpointed_blocks, checkpointing_function
+from zerofit.core.upstream.transformers import checkpoint_every, checkpointed_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +25,12 @@ SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
 
 
 def set_checkpointing(
-    model: Any, *, wanted: bool | None, every: int = 1, allow_reentrant: bool = True
+    model: Any,
+    *,
+    wanted: bool | None,
+    every: int = 1,
+    offload: bool = False,
+    allow_reentrant: bool = True,
 ) -> tuple[str, ...]:
     """Switch gradient checkpointing on or off in a model and in transformers' and diffusers' models in it.
 
@@ -31,24 +40,49 @@ def set_checkpointing(
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
-        wanted: whether to checkpoint; None leaves it to the script, unless `every` is above 1.
+        wanted: whether to checkpoint; None leaves it to the script, unless `every` is above 1 or `offload`.
         every: checkpoint the first of every this many blocks; a value above 1 implies `wanted`.
+        offload: store the inputs of checkpointed blocks in host memory, which implies `wanted`; False leaves
+            them where the script has them.
         allow_reentrant: whether the script's own checkpointing may stay reentrant.
 
     Returns:
         Notes on what was changed.
 
     Raises:
-        UserError: only some blocks should be checkpointed, and the model has no switch per block.
+        UserError: only some blocks should be checkpointed, and the model has no switch per block; or their
+            inputs should be stored in host memory, and it calls torch's function itself.
     """
-    if wanted is None and every > 1:
+    if wanted is None and (every > 1 or offload):
         wanted = True
     able = checkpointing_parts(model)
     if wanted and not able:
         return (f"gradient checkpointing is not enabled: {type(model).__name__} does not support it",)
     notes = []
     for part in able:
-        notes += _set_in(part, wanted=wanted, every=every, allow_reentrant=allow_reentrant)
+        notes += _set_in(part, wanted=wanted, every=every, offload=offload, allow_reentrant=allow_reentrant)
+    return tuple(notes)
+
+
+def offload_when_enabled(model: Any) -> tuple[str, ...]:
+    """Store the inputs of checkpointed blocks in host memory as soon as something enables checkpointing.
+
+    Args:
+        model: as for set_checkpointing.
+
+    Returns:
+        Notes on what was changed.
+
+    Raises:
+        UserError: the model calls torch's function itself.
+    """
+    notes = []
+    for part in checkpointing_parts(model):
+        check_offload(part)
+        offload_checkpoints(part)
+        notes.append(
+            f"gradient checkpointing of {type(part).__name__} stores inputs of blocks in host memory"
+        )
     return tuple(notes)
 
 
@@ -74,7 +108,28 @@ def check_every(model: Any, every: int) -> None:
     )
 
 
-def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool) -> list[str]:
+def check_offload(model: Any) -> None:
+    """Check that the inputs of a model's checkpointed blocks can be stored in host memory.
+
+    Args:
+        model: of transformers or diffusers.
+
+    Raises:
+        UserError: the model calls torch's function itself.
+    """
+    if can_offload(model):
+        return
+    raise UserError(
+        "activations-stay-on-gpu",
+        "the inputs of this model's checkpointed blocks can't be stored in host memory",
+        found=f"activation offload, and {type(model).__name__}",
+        why="its own code calls torch's checkpoint, in place of the function that transformers sets",
+        fix="leave out --offload-activations",
+        see=SEE,
+    )
+
+
+def _set_in(part: Any, *, wanted: bool | None, every: int, offload: bool, allow_reentrant: bool) -> list[str]:
     name, is_on = type(part).__name__, is_checkpointing(part)
     if wanted is False or not (wanted or is_on):
         if not is_on:
@@ -83,25 +138,23 @@ def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool
         return [f"gradient checkpointing is off in {name}; the script had it on"]
     check_every(part, every)
     notes = []
+    is_new = offload and not (is_on and is_offloaded(part))
+    if is_new:
+        check_offload(part)
+        offload_checkpoints(part)
     if not is_on:
         enable_checkpointing(part, use_reentrant=False)
-        notes.append(f"gradient checkpointing is on in {name}")
-    elif not allow_reentrant and _is_reentrant(part):
-        enable_checkpointing(part, use_reentrant=False)
+        place = ", with the inputs of its blocks in host memory" if offload else ""
+        notes.append(f"gradient checkpointing is on in {name}{place}")
+    elif is_new:
+        notes.append(f"gradient checkpointing of {name} stores inputs of blocks in host memory")
+    if is_on and not allow_reentrant and is_reentrant(part):
+        make_not_reentrant(part)
         notes.append(f"gradient checkpointing in {name} has use_reentrant=False; the script says True")
     if every > 1:
         num_on, num_blocks = checkpoint_every(part, every)
         notes.append(f"gradient checkpointing recomputes {num_on} of {num_blocks} blocks of {name}")
     return notes
-
-
-def _is_reentrant(part: Any) -> bool:
-    functions = [checkpointing_function(module) for module in part.modules()]
-    # torch's own default is True if unset (torch/utils/checkpoint.py, 2.13 warns).
-    return any(
-        isinstance(function, partial) and function.keywords.get("use_reentrant", True)
-        for function in functions
-    )
 
 
 def checkpointing_parts(module: Any) -> tuple[Any, ...]:

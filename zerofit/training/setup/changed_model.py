@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -49,9 +48,7 @@ def trainer_wrappers(trainer_class: Any, settings: AppliedSettings, changes: Cha
     """Make the model that a Trainer gets, or creates, train as planned."""
     if not changes_model(settings.strategy):
         return {}
-    # TrainingArguments enable checkpointing in train() itself.
-    own = replace(settings.strategy, gradient_checkpointing=None, checkpoint_every=1)
-    hook = _ModelChanges(own, changes, None)
+    hook = _ModelChanges(settings.strategy, changes, None, enables_checkpointing=False)  # train() does
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(original).bind(self, *args, **kwargs)
@@ -98,22 +95,26 @@ def changes_model(strategy: Strategy) -> bool:
         "liger",
         "gradient_checkpointing",
         "checkpoint_every",
+        "activation_offload",
     )
     nothing = Strategy()
     return any(getattr(strategy, field) != getattr(nothing, field) for field in fields)
 
 
-def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tuple[Any, list[str]]:
+def changed(
+    model: Any, wanted: Strategy, *, precision: Precision | None, enables_checkpointing: bool = True
+) -> tuple[Any, list[str]]:
     """Return a model with all changes applied, and notes on the changes.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
         wanted: the changes.
         precision: autocast's, to which weights frozen by adapters are converted; None keeps their dtype.
+        enables_checkpointing: False if a Trainer enables gradient checkpointing later, by its own arguments.
     """
     from zerofit.models.changes.adapted_saving import redirect_saving
     from zerofit.models.changes.adapters import adapt, describe_adapters
-    from zerofit.models.changes.checkpointing import set_checkpointing
+    from zerofit.models.changes.checkpointing import offload_when_enabled, set_checkpointing
     from zerofit.models.changes.freezing import freeze
     from zerofit.models.changes.kernels import set_attention
     from zerofit.models.changes.liger import use_liger
@@ -134,15 +135,31 @@ def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tup
         notes += set_attention(model, wanted.attention)
     if wanted.liger:
         notes += use_liger(model)
-    notes += set_checkpointing(model, wanted=wanted.gradient_checkpointing, every=wanted.checkpoint_every)
+    if enables_checkpointing:
+        notes += set_checkpointing(
+            model,
+            wanted=wanted.gradient_checkpointing,
+            every=wanted.checkpoint_every,
+            offload=wanted.activation_offload,
+        )
+    elif wanted.activation_offload and wanted.gradient_checkpointing is not False:
+        notes += offload_when_enabled(model)
     return model, notes
 
 
 class _ModelChanges:
     """Changes the trained models of a process, each once."""
 
-    def __init__(self, strategy: Strategy, changes: Changes, captured: CapturedModel | None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        changes: Changes,
+        captured: CapturedModel | None,
+        *,
+        enables_checkpointing: bool = True,
+    ) -> None:
         self._strategy = strategy
+        self._enables_checkpointing = enables_checkpointing
         self._changes = changes
         self._captured = captured
         self._changed: WeakSet[Any] = WeakSet()
@@ -179,7 +196,12 @@ class _ModelChanges:
         if not trains and not self._is_the_one(model):
             return model
         precision = None if self._strategy.engine is Engine.DEEPSPEED else precision
-        made, notes = changed(model, self._strategy, precision=precision)
+        made, notes = changed(
+            model,
+            self._strategy,
+            precision=precision,
+            enables_checkpointing=self._enables_checkpointing,
+        )
         self._changes.add(*notes)
         self._changed.update((model, made))
         self._trained.add(made)

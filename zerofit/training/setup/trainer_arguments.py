@@ -144,7 +144,12 @@ def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, ch
     # The script may have called the model's own method.
     strategy = settings.strategy
     changes.add(
-        *set_checkpointing(model, wanted=strategy.gradient_checkpointing, every=strategy.checkpoint_every)
+        *set_checkpointing(
+            model,
+            wanted=strategy.gradient_checkpointing,
+            every=strategy.checkpoint_every,
+            offload=strategy.activation_offload,
+        )
     )
 
 
@@ -260,8 +265,9 @@ def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
 
 def _wants_checkpointing(settings: AppliedSettings) -> bool | None:
     """Return True if the plan checkpoints, including only some of the blocks."""
-    is_implied = settings.strategy.gradient_checkpointing is None and settings.strategy.checkpoint_every > 1
-    return True if is_implied else settings.strategy.gradient_checkpointing
+    strategy = settings.strategy
+    is_implied = strategy.checkpoint_every > 1 or strategy.activation_offload
+    return True if is_implied and strategy.gradient_checkpointing is None else strategy.gradient_checkpointing
 
 
 def _checkpointing_kwargs(own: dict[str, Any], settings: AppliedSettings) -> dict[str, Any]:
