@@ -131,6 +131,7 @@ _FIXED: dict[str, Any] = {
     "attention": "eager",
     "compile": True,
     "checkpoint_every": 2,
+    "activation_offload": True,
     "freeze": ("embeddings", "*.layers.0.*"),
     "lora": Lora(rank=4, alpha=8),
     "quantization": Quantization.NF4,
@@ -153,6 +154,17 @@ _BESIDE: dict[str, dict[str, Any]] = {
 def test_what_the_user_fixed_holds_in_every_candidate(field: str) -> None:
     found = candidates(problem(spec=spec_of(**{field: _FIXED[field]}, **_BESIDE.get(field, {})))).strategies
     assert {getattr(one, field) for one in found} == {_FIXED[field]}
+
+
+def test_activations_are_offloaded_only_where_asked_and_only_with_checkpointing() -> None:
+    usual, more = (candidates(problem(), offloads_activations=wanted).strategies for wanted in (False, True))
+    moved = [one for one in more if one.activation_offload]
+    assert [one for one in more if not one.activation_offload] == [*usual]
+    assert [replace(one, activation_offload=False) for one in moved] == [
+        one for one in usual if one.gradient_checkpointing
+    ]
+    plain = problem(spec=spec_of(gradient_checkpointing=False))
+    assert candidates(plain, offloads_activations=True) == candidates(plain)
 
 
 def test_every_flag_of_a_strategy_can_be_fixed() -> None:

@@ -120,6 +120,8 @@ class CostKind(StrEnum):
     """A collective of the ranks that share samples: bound by the link between them."""
     COLLECTIVE = "collective"
     """A collective of FSDP2, which runs beside the computation; its bytes are those of its input."""
+    HOST_COPY = "host copy"
+    """A saved tensor's copy to the host, or back: bound by the link between GPU and host."""
 
 
 class Pass(StrEnum):
@@ -293,6 +295,8 @@ class TraceRequest:
     gradient_checkpointing: bool = False
     checkpoint_every: int = 1
     """One in this many checkpointable blocks is recomputed."""
+    activation_offload: bool = False
+    """True if the inputs of recomputed blocks are saved on the host."""
     attention: str | None = None
     """transformers' attn_implementation; None means transformers' default (sdpa if the class supports it)."""
     compute_capability: tuple[int, int] = (8, 0)

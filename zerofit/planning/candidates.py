@@ -59,6 +59,9 @@ _NEUTRAL: dict[str, Any] = {
 """Values that replace the planner's own before the rules run, so that strategies which differ only in these
 are checked once."""
 
+_CHECKED_TOGETHER = ("lora", "gradient_checkpointing")
+"""Those of them that rules check beside others: quantization, and offloaded activations."""
+
 _Trained = tuple[tuple[str, ...], Lora | None, Quantization | None]
 """Frozen parameters, adapters, and the format of the base weights."""
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
@@ -105,11 +108,14 @@ class Candidates:
         return replace(self, strategies=left, dropped=(*self.dropped, *refused))
 
 
-def candidates(problem: Problem, *, with_fsdp2: bool | None = None) -> Candidates:
+def candidates(
+    problem: Problem, *, with_fsdp2: bool | None = None, offloads_activations: bool = False
+) -> Candidates:
     """Return every strategy worth considering for a problem.
 
     Args:
         with_fsdp2: True to consider FSDP2 even if nobody named it, False not to, whoever named it.
+        offloads_activations: True to consider it even if nobody asked for it.
 
     Raises:
         UserError: the ranks or the user's batch sizes do not make the global batch, or the script allows none
@@ -120,8 +126,8 @@ def candidates(problem: Problem, *, with_fsdp2: bool | None = None) -> Candidate
     dropped: list[Dropped] = []
     verdicts: dict[Strategy, tuple[Finding, ...]] = {}
     wants_fsdp2 = tries_fsdp2_first(problem) if with_fsdp2 is None else with_fsdp2
-    for strategy in _without_batches(problem, wants_fsdp2):
-        kept = {*said, "lora"} if strategy.quantization is not None else said  # rules check the two together
+    for strategy in _without_batches(problem, wants_fsdp2, offloads_activations):
+        kept = {*said, *_CHECKED_TOGETHER} if _combines(strategy) else said
         checked = replace(strategy, **{name: value for name, value in _NEUTRAL.items() if name not in kept})
         if checked not in verdicts:
             verdicts[checked] = _errors(checked, problem)
@@ -133,6 +139,11 @@ def candidates(problem: Problem, *, with_fsdp2: bool | None = None) -> Candidate
                 for micro_batch_size, steps in batches
             ]
     return Candidates(strategies=tuple(strategies), dropped=tuple(dropped))
+
+
+def _combines(strategy: Strategy) -> bool:
+    """Return True if a strategy has a field that rules check together with one of _NEUTRAL."""
+    return strategy.quantization is not None or strategy.activation_offload
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -236,7 +247,7 @@ def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
         yield micro_batch_size, per_rank // micro_batch_size
 
 
-def _without_batches(problem: Problem, wants_fsdp2: bool) -> Iterator[Strategy]:
+def _without_batches(problem: Problem, wants_fsdp2: bool, offloads_activations: bool) -> Iterator[Strategy]:
     pinned, nvme_path = problem.said.strategy, problem.said.get("nvme_path")
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
     pinned = {**settled, **pinned}
@@ -254,10 +265,14 @@ def _without_batches(problem: Problem, wants_fsdp2: bool) -> Iterator[Strategy]:
         path = nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
         base = replace(base, **{**pinned, "nvme_path": path})
         deepspeed = engine is Engine.DEEPSPEED
-        for precision, optimizer, checkpointing, buckets, reshards, (freeze, lora, quantization) in product(
+        for precision, optimizer, (checkpointing, offloaded), buckets, reshards, (
+            freeze,
+            lora,
+            quantization,
+        ) in product(
             _precisions(problem, engine, base),
             _optimizers(problem, engine, offloads=offloads),
-            _checkpointing(problem),
+            _checkpointing(problem, base, offloads_activations),
             (Buckets(), SMALL_BUCKETS) if deepspeed else (Buckets(),),
             _resharding(problem, engine, offloads=offloads),
             _trained(problem),
@@ -267,6 +282,7 @@ def _without_batches(problem: Problem, wants_fsdp2: bool) -> Iterator[Strategy]:
                 precision=precision,
                 optimizer=optimizer,
                 gradient_checkpointing=checkpointing,
+                activation_offload=offloaded,
                 buckets=buckets,
                 reshard_after_forward=reshards,
                 freeze=freeze,
@@ -323,11 +339,19 @@ def _placements(problem: Problem, wants_fsdp2: bool) -> tuple[Placement, ...]:
     return ((engine, stage, *offload),)
 
 
-def _checkpointing(problem: Problem) -> tuple[bool, ...]:
+def _checkpointing(
+    problem: Problem, base: Strategy, offloads_activations: bool
+) -> tuple[tuple[bool, bool], ...]:
+    """Return whether to checkpoint, and whether the blocks' inputs are then on the host."""
     fixed = problem.said.get("gradient_checkpointing")
-    if fixed is not None:
-        return (fixed,)
-    return problem.constraints.among("gradient_checkpointing", (False, True))
+    if fixed is None and base.activation_offload:
+        fixed = True
+    wanted = problem.constraints.among("gradient_checkpointing", (False, True)) if fixed is None else (fixed,)
+    is_open = offloads_activations and not problem.said.has("activation_offload")
+    moves = (base.activation_offload,)
+    if is_open and problem.constraints.allow("activation_offload", True):
+        moves = (False, True)
+    return tuple((does, moved and does) for does in wanted for moved in (moves if does else (False,)))
 
 
 def _precisions(problem: Problem, engine: Engine, base: Strategy) -> tuple[Precision | None, ...]:

@@ -167,6 +167,7 @@ _MORE_COMPLEX = (
     "a higher ZeRO stage",
     "it keeps gathered weights",
     "it recomputes activations",
+    "it offloads activations",
     "smaller buckets",
     "another optimizer",
     "smaller micro-batches",
@@ -209,6 +210,8 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
         yield _chosen(strategy, "gradient_accumulation_steps", why)
     if is_open("gradient_checkpointing"):
         yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(head, found, problem))
+    if strategy.activation_offload and not said.has("activation_offload"):
+        yield _chosen(strategy, "activation_offload", _why_activations_move(head, found, problem))
     if not said.has("optimizer") and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
     if strategy.freeze and not said.has("freeze"):
@@ -311,6 +314,17 @@ def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Pr
         return "the smallest possible" if not head.fits else "the largest that fits"
     other = larger[0]
     return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, head, problem)}"
+
+
+def _why_activations_move(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
+    on_gpu = next((variant for variant in found.variants if _keeps_inputs_on_gpu(variant.strategy)), None)
+    if on_gpu is None:
+        return "nothing fits on the GPUs with the same training"
+    return f"with them on the GPU: {why_it_loses(on_gpu, head, problem)}"
+
+
+def _keeps_inputs_on_gpu(strategy: Strategy) -> bool:
+    return bool(strategy.gradient_checkpointing) and not strategy.activation_offload
 
 
 def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:

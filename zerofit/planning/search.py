@@ -56,9 +56,9 @@ def placement_of(strategy: Strategy) -> Placement:
 def tier(strategy: Strategy, *, fixed: Collection[str] = (), own_precision: Precision | None = None) -> float:
     """Return the strategy's tier, a measure of how much it changes; the search prefers lower tiers.
 
-    0: everything on the GPUs. OFFLOAD_TIER: offloaded, with the same mathematics. 2: 8-bit optimizer states.
-    3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: LoRA. 7: QLoRA. From 2 on, offload adds
-    0.5. A precision other than the script's adds 0.25.
+    0: everything on the GPUs. OFFLOAD_TIER: states or activations on the host, with the same mathematics.
+    2: 8-bit optimizer states. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: LoRA.
+    7: QLoRA. From 2 on, offload adds 0.5. A precision other than the script's adds 0.25.
 
     Args:
         fixed: names of the fields that the user set, which count as unchanged.
@@ -66,8 +66,12 @@ def tier(strategy: Strategy, *, fixed: Collection[str] = (), own_precision: Prec
     """
     is_kept = own_precision is None or "precision" in fixed or strategy.precision is own_precision
     base = _base_tier(strategy, fixed)
-    is_offloaded = strategy.offloads and base > OFFLOAD_TIER
+    is_offloaded = _moves(strategy) and base > OFFLOAD_TIER
     return base + (0.5 if is_offloaded else 0.0) + (0.0 if is_kept else 0.25)
+
+
+def _moves(strategy: Strategy) -> bool:
+    return strategy.offloads or strategy.activation_offload
 
 
 def _base_tier(strategy: Strategy, fixed: Collection[str]) -> int:
@@ -76,15 +80,15 @@ def _base_tier(strategy: Strategy, fixed: Collection[str]) -> int:
     if strategy.freeze and "freeze" not in fixed:
         return 5 if strategy.freeze == FROZEN_LAYERS else 4
     if "optimizer" in fixed or strategy.optimizer in (None, OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW):
-        return OFFLOAD_TIER if strategy.offloads else 0
+        return OFFLOAD_TIER if _moves(strategy) else 0
     return 2 if strategy.optimizer in (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT) else 3
 
 
 def simplicity(strategy: Strategy, first: Engine = Engine.DEEPSPEED) -> tuple[int, ...]:
     """Return a sort key that puts simpler strategies first.
 
-    It compares offload, then the engine and its stage; within one placement checkpointing, small buckets, the
-    optimizer, and last the micro-batch: a larger one is simpler.
+    It compares offload, then the engine and its stage; within one placement checkpointing, offloaded
+    activations, small buckets, the optimizer, and last the micro-batch: a larger one is simpler.
 
     Args:
         first: which of the engines that shard comes before the other.
@@ -95,6 +99,7 @@ def simplicity(strategy: Strategy, first: Engine = Engine.DEEPSPEED) -> tuple[in
         strategy.zero_stage.value,
         not strategy.reshard_after_forward,
         bool(strategy.gradient_checkpointing),
+        strategy.activation_offload,
         strategy.buckets != Buckets(),
         _OPTIMIZERS.index(strategy.optimizer),
         -(strategy.micro_batch_size or 0),
@@ -445,7 +450,10 @@ class _Search(Generic[C]):
 
 
 def _variants(chosen: Strategy, alike: Sequence[Strategy]) -> list[Strategy]:
-    """Return the candidates that differ from the choice only in the micro-batch or only in checkpointing."""
+    """Return the candidates that differ from the choice in the micro-batch alone or in checkpointing alone.
+
+    Checkpointing includes where its activations are.
+    """
 
     def rest(strategy: Strategy, *names: str) -> tuple[object, ...]:
         fields = strategy.__dataclass_fields__
@@ -460,10 +468,10 @@ def _variants(chosen: Strategy, alike: Sequence[Strategy]) -> list[Strategy]:
     ]
     found = [min(larger, key=lambda strategy: strategy.micro_batch_size or 1)] if larger else []
     if chosen.gradient_checkpointing:
-        name = "gradient_checkpointing"
+        names = ("gradient_checkpointing", "activation_offload")
         found += [
             strategy
             for strategy in alike
-            if rest(strategy, name) == rest(chosen, name) and strategy != chosen
+            if rest(strategy, *names) == rest(chosen, *names) and strategy != chosen
         ]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from zerofit.planning.options import Allow
 from zerofit.planning.plan_from_flags import default_precision
 from zerofit.planning.plan_reasons import plan_of, tier_in
 from zerofit.planning.screen import Fit, Screen, screen_of
-from zerofit.planning.search import EngineRefusedError, placement_of, search
+from zerofit.planning.search import OFFLOAD_TIER, EngineRefusedError, placement_of, search
 from zerofit.planning.stages import share_by_memory
 from zerofit.planning.suggestions import Suggestion, suggestions
 
@@ -328,6 +329,7 @@ def _searched(
     space = space.without(refused)
     if is_traced and not refused and not any(is_fsdp2(strategy) for strategy in space.strategies):
         space, found = _beside_fsdp2(problem, space, found, estimator, num_fastest=num_fastest)
+    space, found = _with_activations_on_host(problem, space, found, estimator, num_fastest=num_fastest)
     if found.nearest is not None:
         uneven = share_by_memory(problem, found.nearest.strategy, estimator_of)
         if uneven is not None:
@@ -364,6 +366,35 @@ def _beside_fsdp2(
     strategies = (*space.strategies, *useful)
     found, refused = _search(problem, strategies, estimator, compares=True, num_fastest=num_fastest)
     return replace(space, strategies=strategies).without(refused), found
+
+
+def _with_activations_on_host(
+    problem: Problem,
+    space: Candidates,
+    found: TrainingResult,
+    estimator: TrainingEstimator,
+    *,
+    num_fastest: int,
+) -> tuple[Candidates, TrainingResult]:
+    """Return candidates and result with offloaded activations, which nobody asked for.
+
+    Each needs a trace more, so that they are searched only if nothing else fits with the same training.
+    """
+    tier_of = partial(tier_in, problem)
+    best = math.inf if found.chosen is None else tier_of(found.chosen.strategy)
+    if best <= OFFLOAD_TIER:
+        return space, found
+    with_fsdp2 = any(map(is_fsdp2, space.strategies))
+    more = candidates(problem, with_fsdp2=with_fsdp2, offloads_activations=True).strategies
+    known = {*space.strategies}
+    moved = [strategy for strategy in more if strategy not in known and tier_of(strategy) < best]
+    if all(estimator.least_bytes(strategy) > problem.device_bytes for strategy in moved):
+        return space, found
+    strategies = (*space.strategies, *moved)
+    again, refused = _search(problem, strategies, estimator, compares=True, num_fastest=num_fastest)
+    if again.chosen is None or not again.chosen.strategy.activation_offload:
+        return space, found
+    return replace(space, strategies=strategies).without(refused), replace(again, untraced=found.untraced)
 
 
 def _search(

@@ -67,6 +67,7 @@ def trace_request_for(
         autocast=autocast,
         gradient_checkpointing=bool(strategy.gradient_checkpointing),
         checkpoint_every=strategy.checkpoint_every if strategy.gradient_checkpointing else 1,
+        activation_offload=strategy.activation_offload and bool(strategy.gradient_checkpointing),
         attention=strategy.attention,
         compute_capability=gpu.compute_capability or OTHER_DEVICES,
         freeze=strategy.freeze,

@@ -20,7 +20,7 @@ from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import MAX_PLAYED_MICRO_BATCHES, Setup
 from zerofit.planning.estimate.engines.fsdp2 import fsdp2_needs_trace
 from zerofit.planning.estimate.engines.stage import Stage
-from zerofit.planning.estimate.host_memory import estimate_host_memory
+from zerofit.planning.estimate.host_memory import estimate_host_memory, host_copies
 from zerofit.planning.estimate.nvme_space import nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.memory_bounds import (
@@ -324,15 +324,16 @@ class TrainingEstimator(Estimator[EstimatedStrategy]):
         return with_ragged_batches(device, setup, gpu=gpu, limit_bytes=problem.device_bytes)
 
     def _host(self, strategy: Strategy) -> MemoryEstimate:
-        """Return the host memory of one node, which depends on neither micro-batch nor checkpointing."""
-        alike = replace(
-            strategy,
-            micro_batch_size=1,
-            gradient_accumulation_steps=min(
-                strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES
-            ),
-            gradient_checkpointing=False,
-        )
+        """Return the host memory of one node.
+
+        It depends on micro-batch and checkpointing only where activations are offloaded.
+        """
+        steps = min(strategy.gradient_accumulation_steps or 1, MAX_PLAYED_MICRO_BATCHES)
+        alike = strategy
+        if not host_copies(self._log(_without_fsdp2(strategy))):
+            alike = replace(
+                strategy, micro_batch_size=1, gradient_accumulation_steps=steps, gradient_checkpointing=False
+            )
         if alike not in self._hosts:
             self._hosts[alike] = estimate_host_memory(
                 self._host_setup(strategy), model=self._problem.model, machine=self._problem.machine
@@ -511,7 +512,12 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
 
 
 def _without_fsdp2(strategy: Strategy) -> Strategy:
-    """Return the strategy of DeepSpeed whose trace has the activations that FSDP2's would have."""
+    """Return the strategy of DeepSpeed whose trace has the activations that FSDP2's would have.
+
+    Another engine's strategy is returned as it is.
+    """
+    if strategy.engine is not Engine.FSDP2:
+        return strategy
     return replace(
         strategy,
         engine=Engine.DEEPSPEED,

@@ -29,7 +29,8 @@ from zerofit.planning.estimate.device_memory.memory import fullest_ranks, play_s
 from zerofit.planning.estimate.engines import engine as engine_module
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.stage import Stage
-from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
+from zerofit.planning.estimate.host_ledger import HostLedger
+from zerofit.planning.estimate.host_memory import CONVERTED, HostRank
 from zerofit.planning.estimate.model_use import ModelUse
 
 if TYPE_CHECKING:

@@ -109,6 +109,24 @@ def test_every_second_block_costs_half_the_recomputation_and_keeps_between(model
     assert _peak_bytes(each, 4) < _peak_bytes(second, 4) < _peak_bytes(off, 4)
 
 
+@pytest.mark.parametrize("model", ["gpt2", "t5-small", "qwen3-4b"])
+def test_inputs_of_blocks_on_the_host_are_copied_twice_and_not_kept(model: str) -> None:
+    kept = TraceRequest(sequence_length=512, weights=_BF16, gradient_checkpointing=True)
+    here, away = (closed_form_of(model, replace(kept, activation_offload=moved)) for moved in (False, True))
+    copies = {
+        during: sum(
+            cost.count * cost.bytes_per_sample
+            for cost in away.costs
+            if (cost.kind, cost.during) == (CostKind.HOST_COPY, during)
+        )
+        for during in (Pass.FORWARD, Pass.BACKWARD)
+    }
+    facts = probe_model(model, is_fast=True).facts
+    assert copies[Pass.FORWARD] == copies[Pass.BACKWARD] == facts.num_layers * 512 * facts.hidden_size * 2
+    assert not any(cost.kind is CostKind.HOST_COPY for cost in here.costs)
+    assert _peak_bytes(away, 4) < _peak_bytes(here, 4)
+
+
 @pytest.mark.slow
 def test_the_parameters_of_every_model_of_the_catalog_are_all_there() -> None:
     shares = {}

@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 from made_logs import LayerSizes, layered_log, random_logs
 from zero_plays import setup_of
 
-from zerofit.core.allocation_log import AllocationLog
+from zerofit.core.allocation_log import AllocationLog, CostKind, OperatorCost, Pass
 from zerofit.core.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts
-from zerofit.core.strategy import Buckets, Lora, OffloadDevice, OptimizerName, Strategy
+from zerofit.core.strategy import Buckets, Lora, OffloadDevice, OptimizerName, Precision, Strategy
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.host_memory import (
-    CHECKPOINT,
-    PROCESS,
-    ROUNDING,
-    HostLedger,
-    estimate_host_memory,
-)
+from zerofit.planning.estimate.host_ledger import CHECKPOINT, ROUNDING, HostLedger
+from zerofit.planning.estimate.host_memory import PROCESS, estimate_host_memory
 from zerofit.planning.estimate.model_use import ModelUse
 from zerofit.planning.estimate.nvme_space import nvme_bytes_needed
 
@@ -113,6 +108,38 @@ def test_pages_may_all_come_to_the_host(optimizer: OptimizerName, stage: int | N
     assert found is not None
     held = sum(term.num_bytes for term in found.terms if term.name == "optimizer states")
     assert held == pages * _NUM_ELEMENTS
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_offloaded_activations_wait_in_pinned_blocks_of_powers_of_two(
+    stage: int, micro_batch_size: int
+) -> None:
+    copy = OperatorCost(
+        operator="host copy",
+        kind=CostKind.HOST_COPY,
+        during=Pass.FORWARD,
+        precision=Precision.BF16,
+        count=5,
+        fixed_flops=0,
+        flops_per_sample=0,
+        fixed_bytes=0,
+        bytes_per_sample=3000,
+    )
+    setup = setup_of(_LOG, stage, ranks=4)
+    setup = replace(setup, strategy=replace(setup.strategy, micro_batch_size=micro_batch_size))
+    log = replace(setup.log, costs=(*setup.log.costs, copy, replace(copy, during=Pass.BACKWARD)))
+    before, after = _estimate(setup), _estimate(replace(setup, log=log))
+    size = 1 << (3000 * micro_batch_size - 1).bit_length()
+    for phase in (RunPhase.FORWARD, RunPhase.BACKWARD, RunPhase.STEP, RunPhase.SAVE):
+        found, plain = after.of(phase), before.of(phase)
+        assert found is not None
+        assert plain is not None
+        assert found.total_bytes - plain.total_bytes == 4 * 5 * size  # cached after the backward pass
+    forward = after.of(RunPhase.FORWARD)
+    assert forward is not None
+    held = {term.name: term.num_bytes for term in forward.terms if term.holder is Holder.PINNED}
+    assert held["offloaded activations"] == 4 * 5 * 3000 * micro_batch_size
 
 
 def _held(setup: Setup, phase: RunPhase, *, dtype: str, machine: Machine = _MACHINE) -> dict[str, float]:

@@ -274,6 +274,8 @@ def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1)
         (_cost(CostKind.MEMORY, num_bytes=10**12), "memory-bound operators", 1e12 / (2039e9 * 0.80)),
         # A matrix product with few FLOPs is as slow as its bytes.
         (_cost(CostKind.MATMUL, flops=1, num_bytes=10**12), "matrix products", 1e12 / (2039e9 * 0.80)),
+        # PCIe 4 has 31.5 GB/s in each direction, of which 0.80 by the catalog.
+        (_cost(CostKind.HOST_COPY, num_bytes=10**10), "activation copies", 1e10 / (31.5e9 * 0.80)),
         # Nothing to do but to start a thousand operators.
         (_cost(CostKind.MEMORY, count=1000), "launch overhead", 1000 * 1.5e-5),
     ],

@@ -90,6 +90,11 @@ class CostBook:
         moved = sum(map(_touched, tensors))
         return OperatorCall(operator, kind, during, self._precision(tensors), flops, moved)
 
+    def host_copy(self, operator: int, tensor: Any, during: Pass) -> OperatorCall[int]:
+        """Return the cost of a tensor's copy to the host or from it."""
+        num_bytes = int(tensor.numel()) * int(tensor.element_size())
+        return OperatorCall(operator, CostKind.HOST_COPY, during, self._precision([tensor]), 0, num_bytes)
+
     def _precision(self, tensors: list[Any]) -> Precision:
         first = next((tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point), None)
         return self._precisions.get(first, Precision.FP32)

@@ -111,7 +111,11 @@ def checkpoint(model: Any, request: TraceRequest) -> None:
             fix="leave gradient checkpointing off",
         )
     set_checkpointing(
-        model, wanted=request.gradient_checkpointing, every=request.checkpoint_every, allow_reentrant=False
+        model,
+        wanted=request.gradient_checkpointing,
+        every=request.checkpoint_every,
+        offload=request.activation_offload,
+        allow_reentrant=False,
     )
 
 

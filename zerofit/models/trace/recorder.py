@@ -64,6 +64,8 @@ class Recorder:
         self._sum: tuple[int, int, int, bool] | None = None
         self._views: Any = WeakIdKeyDictionary()
         self._ignores = False
+        self._counts = True
+        self._on_host: list[Any] = []
         self._outer_hooks: Any = None
 
     def begin_forward(self) -> None:
@@ -162,6 +164,33 @@ class Recorder:
             yield
         finally:
             self._ignores = False
+
+    def to_host(self, tensor: Any) -> Any:
+        """Return a copy of a tensor on the host, which is not recorded."""
+        self._note_host_copy(tensor)
+        with self._torch.no_grad(), self.ignoring(), self._without_costs():
+            copy = tensor.clone(memory_format=self._torch.contiguous_format)
+        self._on_host.append(copy)
+        return copy
+
+    def from_host(self, tensor: Any) -> Any:
+        """Return a host tensor's copy on the GPU."""
+        self._note_host_copy(tensor)
+        with self._torch.no_grad(), self._without_costs():
+            copy = tensor.clone()
+        self.retag(copy, TensorKind.RECOMPUTED)
+        return copy
+
+    @contextmanager
+    def _without_costs(self) -> Iterator[None]:
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
+
+    def _note_host_copy(self, tensor: Any) -> None:
+        self._note_call(self._book.host_copy(self._operator_number("host copy"), tensor, self._pass()))
 
     def index_of(self, tensor: Any) -> int | None:
         """Return the index of a tensor's storage, or None if it was not allocated here."""
@@ -382,7 +411,8 @@ class Recorder:
     def _count(
         self, operator: int, function: Any, args: Any, kwargs: Any, out: Any, outputs: list[Any]
     ) -> None:
-        self._note_call(self._book.call(operator, function, args, kwargs, out, outputs, self._pass()))
+        if self._counts:
+            self._note_call(self._book.call(operator, function, args, kwargs, out, outputs, self._pass()))
 
     def _pass(self) -> Pass:
         if not self.is_in_backward:

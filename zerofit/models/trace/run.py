@@ -14,6 +14,7 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.cut_cross_entropy import cut_losses
 from zerofit.models.trace.fsdp2 import ShardedRecorder
+from zerofit.models.trace.host_copies import saved_on_host
 from zerofit.models.trace.liger import fused_kernels
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
@@ -175,6 +176,7 @@ def recording(
             stack.enter_context(recurrent_kernels(recorder.note_kernel))
             stack.enter_context(fused_kernels(model, request.kernels, recorder.note_kernel))
             stack.enter_context(cuda_like(request))
+            stack.enter_context(saved_on_host(recorder))
         yield recorder
 
 

@@ -8,114 +8,21 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from zerofit.core.allocation_log import CostKind, Pass
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.strategy import NVME, Engine, OffloadDevice, StateDictType, ZeroStage
 from zerofit.core.units import GIB, MIB
 from zerofit.planning.estimate.device_memory.optimizers import Stepped
 from zerofit.planning.estimate.engines.engine import bucket_sizes
 from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu
+from zerofit.planning.estimate.host_ledger import CHECKPOINT, ROUNDING, HostLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from zerofit.core.allocation_log import AllocationLog, OperatorCost
     from zerofit.core.facts import Machine, ModelFacts
     from zerofit.planning.estimate.engines.engine import Setup
-
-ROUNDING = "pinned rounding"
-"""Term for what PyTorch's pinned allocator holds beyond the requested bytes."""
-CHECKPOINT = "checkpoint"
-"""Term for the pages of mapped files, which the kernel reclaims under memory pressure."""
-_UNPINNED = {CHECKPOINT: Holder.MAPPED}
-"""Terms that are not pageable memory, where they are not pinned."""
-
-
-class HostLedger:
-    """Allocated blocks; pinned ones are rounded up to a power of two and cached when they are freed.
-
-    Source of both: torch 2.13, aten/src/ATen/core/CachingHostAllocator.h, allocate and free.
-    """
-
-    def __init__(self) -> None:
-        self._largest: dict[RunPhase, Mapping[tuple[str, Holder], int]] = {}
-        self._phase: RunPhase | None = None
-        self._live: Counter[tuple[str, Holder]] = Counter()
-        self._total = 0
-        self._peaks: dict[RunPhase, tuple[int, int]] = {}
-        """By phase, the bytes at its peak: without those of mapped files, and with them."""
-        self._is_at_peak = False
-        """True if what lives now is the phase's peak, of which there is no copy yet."""
-        self._blocks: list[tuple[tuple[str, Holder], int]] = []
-        self._idle: Counter[int] = Counter()  # cached pinned blocks, by size
-
-    @property
-    def largest(self) -> Mapping[RunPhase, Mapping[tuple[str, Holder], int]]:
-        """By phase, bytes by term and holder at its peak, in which mapped files do not count."""
-        self._keep()
-        return self._largest
-
-    def begin(self, phase: RunPhase) -> None:
-        """Begin a phase; it may come more than once."""
-        self._keep()
-        self._phase = phase
-        self._compare()
-
-    def take(self, num_bytes: int, term: str, *, is_pinned: bool = False) -> int:
-        """Allocate a block and return its number."""
-        key = term, Holder.PINNED if is_pinned else _UNPINNED.get(term, Holder.PAGEABLE)
-        if is_pinned and num_bytes:
-            size = 1 << (num_bytes - 1).bit_length()
-            if self._idle[size]:
-                self._idle[size] -= 1
-                self._live[ROUNDING, Holder.PINNED] -= num_bytes
-                self._total -= num_bytes
-            else:
-                self._live[ROUNDING, Holder.PINNED] += size - num_bytes
-                self._total += size - num_bytes
-        self._live[key] += num_bytes
-        self._total += num_bytes
-        self._blocks.append((key, num_bytes))
-        self._compare()
-        return len(self._blocks) - 1
-
-    def drop(self, block: int) -> None:
-        """Free a block."""
-        self._keep()
-        key, num_bytes = self._blocks[block]
-        self._live[key] -= num_bytes
-        self._total -= num_bytes
-        if key[1] is Holder.PINNED and num_bytes:
-            self._idle[1 << (num_bytes - 1).bit_length()] += 1
-            self._live[ROUNDING, Holder.PINNED] += num_bytes
-            self._total += num_bytes
-
-    def scratch(self, num_bytes: int, term: str) -> None:
-        """Allocate a pageable block and free it at once."""
-        self.drop(self.take(num_bytes, term))
-
-    def pin(self, num_bytes: int, term: str, *, pins: bool) -> int:
-        """Allocate a pageable block and, if pins, copy it into a pinned one."""
-        pageable = self.take(num_bytes, term)
-        if not pins:
-            return pageable
-        pinned = self.take(num_bytes, term, is_pinned=True)
-        self.drop(pageable)
-        return pinned
-
-    def _compare(self) -> None:
-        phase = self._phase
-        if phase is None:
-            return
-        size = self._total - self._live.get((CHECKPOINT, Holder.MAPPED), 0), self._total
-        self._is_at_peak = size >= self._peaks.get(phase, (0, 0))
-        if self._is_at_peak:
-            self._peaks[phase] = size
-
-    def _keep(self) -> None:
-        """Copy what lives at the phase's peak, before it changes."""
-        if self._is_at_peak and self._phase is not None:
-            self._largest[self._phase] = dict(self._live)
-            self._is_at_peak = False
-
 
 WEIGHTS, CAST = "weights", "cast weights"
 CONVERTED = "conversion buffer"
@@ -123,6 +30,12 @@ MASTER, STATES, GRADIENTS = "master weights", "optimizer states", "gradient part
 WEIGHT_PARTITION, GRADIENT_BUFFER = "offloaded weights", "gradient buffer"
 OPTIMIZER_SWAP, WEIGHT_SWAP = "optimizer swap buffers", "weight swap buffers"
 SAVED = "saved weights"
+ACTIVATIONS = "offloaded activations"
+
+
+def host_copies(log: AllocationLog) -> list[OperatorCost]:
+    """Return a micro-batch's copies of saved tensors to the host."""
+    return [cost for cost in log.costs if cost.kind is CostKind.HOST_COPY and cost.during is Pass.FORWARD]
 
 
 class HostRank:
@@ -178,15 +91,36 @@ class HostRank:
         self._initialise()
         ledger.begin(RunPhase.FORWARD)
         if self._trained:
+            activations = self._offload_activations()
             ledger.begin(RunPhase.BACKWARD)
             self._first_backward()
+            self._drop(activations)
             ledger.begin(RunPhase.STEP)
             self._first_step()
-            for phase in (RunPhase.FORWARD, RunPhase.BACKWARD):
-                ledger.begin(phase)
+            ledger.begin(RunPhase.FORWARD)
+            activations = self._offload_activations()
+            ledger.begin(RunPhase.BACKWARD)
+            self._drop(activations)
             ledger.begin(RunPhase.SAVE)
             self._save()
         return ledger
+
+    def _offload_activations(self) -> list[int]:
+        """Saved tensors that go to the host wait there for the backward pass, each in a pinned block."""
+        setup, in_flight = self._setup, 1
+        if setup.stage is not None:
+            in_flight = setup.stage.in_flight(self._strategy)
+        return [
+            self.ledger.take(
+                cost.fixed_bytes + cost.bytes_per_sample * setup.micro_batch_size, ACTIVATIONS, is_pinned=True
+            )
+            for cost in host_copies(setup.log)
+            for _ in range(cost.count * in_flight)
+        ]
+
+    def _drop(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.ledger.drop(block)
 
     def _load(self) -> None:
         """from_pretrained maps the checkpoint; a tensor is copied if its dtype changes.
@@ -224,8 +158,7 @@ class HostRank:
         return self._loaded if is_cast else self._made[number]
 
     def _close_checkpoint(self) -> None:
-        for block in self._checkpoint:
-            self.ledger.drop(block)
+        self._drop(self._checkpoint)
         self._checkpoint = []
 
     def _partition_weights(self) -> None:
@@ -239,8 +172,7 @@ class HostRank:
 
     def _initialise(self) -> None:
         """The engine casts the weights on the host, moves them to the GPU, and allocates what it offloads."""
-        for block in self._cut:  # other ranks have these parts
-            self.ledger.drop(block)
+        self._drop(self._cut)  # other ranks have these parts
         if not self._is_partitioned:
             self._cast()
             if self._is_sharded and self._strategy.offloads:
@@ -273,8 +205,7 @@ class HostRank:
                 self._weights[number] = cast
 
     def _move(self) -> None:
-        for block in self._weights:
-            self.ledger.drop(block)
+        self._drop(self._weights)
         self._weights = []
         self._close_checkpoint()
 
@@ -515,6 +446,11 @@ _EXPLANATIONS = {
         "c P_all on rank 0, under LoRA of the adapters alone; at DeepSpeed's stages 0 to 2 c P_all on every"
         " rank",
         "accelerate 1.15, accelerator.py:4070 (get_state_dict); transformers 5.23, trainer.py:4101",
+    ),
+    ACTIVATIONS: (
+        "what a micro-batch's checkpointed blocks keep, a rank, times the micro-batches in flight in a"
+        " pipeline",
+        "torch 2.13, autograd/graph.py, save_on_cpu",
     ),
     ROUNDING: (
         "pinned blocks rounded up to a power of two, and those that are kept for the next use",

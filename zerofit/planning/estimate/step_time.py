@@ -383,6 +383,7 @@ _OFFLOADED = (
     "ASSUMPTION: three published steps with the optimizer on the CPU took 4 to 33 % less than estimated, the "
     "batch and the host's bandwidth unknown",
 )
+_ACTIVATIONS_ON_HOST = (0.5, "ASSUMPTION: no step with activations on the host was compared")
 _PIPELINED = (0.5, "ASSUMPTION: no step of torch's pipeline stages on GPUs was compared")
 _LOOPED_EXPERTS = (
     1.0,
@@ -402,14 +403,19 @@ _TERMS = {
     CostKind.ATTENTION: "attention",
     CostKind.MEMORY: "memory-bound operators",
     CostKind.EXCHANGE: "exchange in the group",
+    CostKind.HOST_COPY: "activation copies",
 }
 _FORMULAS = {
     CostKind.MEMORY: "micro-batches x sum of bytes / bandwidth",
     CostKind.EXCHANGE: "micro-batches x sum over collectives of a message + what a rank of N sends / link: "
     "(N - 1) / N of its bytes in an all-to-all, twice that in an all-reduce, N - 1 times them in an "
     "all-gather; nothing overlaps",
+    CostKind.HOST_COPY: "micro-batches x (bytes to the host + bytes back) / rate of pinned copies",
 }
 _ROOFLINE = "roofline over the traced operators: https://doi.org/10.1145/1498765.1498785"
+_SOURCES = {
+    CostKind.HOST_COPY: "torch/autograd/graph.py, save_on_cpu (2.13): both run on the stream that computes"
+}
 
 
 def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepTime | None:
@@ -457,6 +463,8 @@ def _uncertainty(setup: Setup, machine: Machine, *, is_short: bool) -> tuple[flo
         return _PIPELINED
     if setup.trains_adapters:
         return _LORA
+    if setup.trains and any(cost.kind is CostKind.HOST_COPY for cost in setup.log.costs):
+        return _ACTIVATIONS_ON_HOST
     offload = {setup.strategy.optimizer_offload, setup.strategy.param_offload}
     if setup.trains and offload != {OffloadDevice.NONE}:
         return _OFFLOADED
@@ -540,6 +548,8 @@ def _gpu_seconds(cost: OperatorCost, setup: Setup, speeds: Speeds) -> float:
         return cost.count * exchange_s(cost.operator, num_bytes, setup.topology.sample_group_size, speeds)
     if cost.kind is CostKind.COLLECTIVE:
         return 0.0  # counted by _communication
+    if cost.kind is CostKind.HOST_COPY:
+        return cost.count * num_bytes / speeds.pinned_bytes_per_s
     seconds = num_bytes / speeds.memory_bytes_per_s
     if cost.kind is not CostKind.MEMORY:
         seconds = max(seconds, flops / speeds.flops_per_s(cost.kind, cost.precision))
@@ -554,7 +564,8 @@ def _compute_terms(setup: Setup, passes: dict[Pass, _Pass], speeds: Speeds) -> l
             name=name,
             seconds=times * sum(cost.by_kind[kind] for cost in first),
             formula=_FORMULAS.get(kind, "micro-batches x sum of max(FLOPs / rate, bytes / bandwidth)"),
-            source=speeds.group.source if kind is CostKind.EXCHANGE and speeds.group else _ROOFLINE,
+            source=_SOURCES.get(kind)
+            or (speeds.group.source if kind is CostKind.EXCHANGE and speeds.group else _ROOFLINE),
         )
         for kind, name in _TERMS.items()
     ]

@@ -47,6 +47,8 @@ def closed_form_costs(shape: Shape) -> tuple[OperatorCost, ...]:
     costs = []
     for layer, count in _kinds_of_layers(shape):
         costs += _of_layer(shape, layer, count)
+        if shape.request.activation_offload:
+            costs += _of_copies(shape, layer, round(count * shape.recomputed_share(layer)))
     if shape.logits_width:
         costs += _of_head(shape)
     return tuple(costs)
@@ -147,6 +149,11 @@ def _of_exchange(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
             backward_calls=backward,
         )
     ]
+
+
+def _of_copies(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
+    """Return the copies of checkpointed layers' inputs to the host, and back."""
+    return _passes(shape, "host copy", CostKind.HOST_COPY, count, moved=shape.stream_bytes(layer))
 
 
 def _of_eager_attention(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
@@ -328,20 +335,24 @@ class _Writer:
         ids = self._allocate(TensorKind.INPUT, -1, 3 * _ID_BYTES * shape.request.sequence_length)
         self._note(Event.FORWARD_ENTER, 0)
         self._note(Event.FORWARD_ENTER, embedding)
-        stream = self._stream(0)
+        stream = self._shape.stream_bytes(0)
         whole = [self._allocate(TensorKind.ACTIVATION, embedding, stream + self._mask_bytes())]
         self._note(Event.FORWARD_LEAVE, embedding)
         for number, module in enumerate(layers):
             self._forward(number, module, TensorKind.ACTIVATION)
             if shape.is_checkpointed(number):
                 self._free(*self._kept[number])
-                self._kept[number] = [self._allocate(TensorKind.ACTIVATION, module[0], self._stream(number))]
+                self._kept[number] = []
+                if not shape.request.activation_offload:
+                    self._kept[number].append(self._input_of(number, module[0], TensorKind.ACTIVATION))
         outputs, losses = self._head_forward(head)
         self._note(Event.FORWARD_LEAVE, 0)
         self._note(Event.FORWARD_ENDS, 0)
         self._note(Event.BACKWARD_ENTER, 0)
         self._head_backward(head, losses)
-        incoming = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, self._stream(facts.num_layers - 1))
+        incoming = self._allocate(
+            TensorKind.ACTIVATION_GRADIENT, 0, self._shape.stream_bytes(facts.num_layers - 1)
+        )
         for number in reversed(range(facts.num_layers)):
             incoming = self._backward(number, layers[number], incoming)
         self._note(Event.BACKWARD_ENTER, embedding)
@@ -403,10 +414,6 @@ class _Writer:
         return modules
 
     # Saved activations.
-
-    def _stream(self, layer: int) -> int:
-        """Return the bytes per sample of the residual stream."""
-        return self._shape.tokens(layer) * self._shape.facts.hidden_size * self._shape.weight_bytes
 
     def _mask_bytes(self) -> int:
         """Return the bytes per sample of an attention mask with padding, made once for all layers."""
@@ -480,16 +487,22 @@ class _Writer:
         else:
             self._kept[number] += kept
 
+    def _input_of(self, number: int, layer: int, kind: TensorKind) -> int:
+        """Allocate the input of a checkpointed layer, which is kept or copied back."""
+        return self._allocate(kind, layer, self._shape.stream_bytes(number))
+
     def _backward(self, number: int, modules: list[int], incoming: int) -> int:
         """Write one layer's backward pass and return the storage of its input's gradient."""
         shape = self._shape
         layer, *inner = modules
         self._note(Event.BACKWARD_ENTER, layer)
         if shape.is_checkpointed(number):
+            if shape.request.activation_offload:
+                self._kept[number].append(self._input_of(number, layer, TensorKind.RECOMPUTED))
             self._forward(number, modules, TensorKind.RECOMPUTED)
         width = shape.experts_per_token * shape.compute_bytes * shape.inner_width * shape.tokens(number)
         wide = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, (2 + shape.facts.is_gated) * width)
-        outgoing = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, self._stream(number))
+        outgoing = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, self._shape.stream_bytes(number))
         self._unpack(layer)
         for module in reversed(inner):
             self._note(Event.BACKWARD_ENTER, module)

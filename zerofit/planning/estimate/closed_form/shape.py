@@ -185,6 +185,10 @@ class Shape:
         """Return True if a layer is recomputed; the decoder's layers are numbered after the encoder's."""
         return self.request.gradient_checkpointing and layer % self.request.checkpoint_every == 0
 
+    def stream_bytes(self, layer: int) -> int:
+        """Return the bytes per sample of the residual stream."""
+        return self.tokens(layer) * self.facts.hidden_size * self.weight_bytes
+
     def recomputed_share(self, layer: int) -> float:
         """Return the recomputed fraction of the layers of a layer's kind, encoder or decoder."""
         kind = [
