@@ -248,6 +248,12 @@ def _steps_with(*optimizers: Any) -> Capture:
             (1,),
             "MyNet does not support gradient checkpointing in each block",
         ),
+        (
+            capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
+            "activation_offload",
+            (False,),
+            "MyNet does not support gradient checkpointing",
+        ),
         *(
             (captured, "group_by_length", (False,), why)
             for captured, why in (
@@ -362,6 +368,12 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
             spec_of(gradient_checkpointing=True),
             "checkpointing-needs-support",
             "--gradient-checkpointing",
+        ),
+        (
+            capture(model_can_checkpoint=False),
+            spec_of(activation_offload=True),
+            "checkpointing-needs-support",
+            "--offload-activations",
         ),
         (
             capture(model_adapters=("PREFIX_TUNING",)),

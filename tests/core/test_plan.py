@@ -52,6 +52,7 @@ _FULL = Plan(
         freeze=("embed.*", "lm_head"),
         lora=Lora(rank=8, alpha=16, dropout=0.05, target_modules=("q_proj", "v_proj")),
         checkpoint_every=3,
+        activation_offload=True,
         quantization=Quantization.NF4,
         quant_storage=Precision.BF16,
         tf32=True,

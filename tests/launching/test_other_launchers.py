@@ -38,6 +38,10 @@ _READ = {
         "--tensor-parallel-size 2 train.py"
     ),
     "python3 -m pack.train --x 1": "-m pack.train --x 1",
+    "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_activation_checkpointing true "
+    "--fsdp_activation_checkpointing_offload true train.py": (
+        "--engine fsdp2 --gradient-checkpointing --offload-activations train.py"
+    ),
 }
 
 
@@ -67,10 +71,10 @@ error[fsdp-value-refused]: accelerate refuses a setting of FSDP
   why:   it is a switch
   fix:   write true or false""",
     "accelerate launch --use_fsdp --fsdp_activation_checkpointing_offload true train.py": """\
-error[fsdp-setting-not-taken]: zerofit has nothing like a setting of FSDP
+error[fsdp-value-refused]: accelerate refuses a setting of FSDP
   found: --fsdp_activation_checkpointing_offload true
-  why:   zerofit keeps the inputs of recomputed blocks on the GPU
-  fix:   leave it out""",
+  why:   it needs fsdp_activation_checkpointing: true and fsdp_version: 2
+  fix:   write both, or leave it out""",
     "accelerate launch --use_megatron_lm train.py": """\
 error[launcher-flag-not-taken]: a flag of accelerate launch is not supported
   found: --use_megatron_lm

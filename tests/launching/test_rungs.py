@@ -56,6 +56,8 @@ def _changes(text: str) -> list[tuple[str, dict[str, object]]]:
         ("accumulation", "gradient_accumulation_steps", 32),
         ("micro-batch-8", "gradient_accumulation_steps", 4),
         ("checkpointing", "gradient_checkpointing", True),
+        ("checkpointing-offload", "activation_offload", True),
+        ("checkpointing-offload", "gradient_checkpointing", True),
         ("checkpoint-every-3", "checkpoint_every", 3),
         ("adafactor", "optimizer", OptimizerName.ADAFACTOR),
         ("fused-adamw", "optimizer", OptimizerName.ADAMW),

@@ -227,6 +227,19 @@ _CASES: dict[str, tuple[Plan, Capture | None, list[str]]] = {
         LOOP,
         ["gradient checkpointing: off -> of 1 block in 3 (the plan says so)"],
     ),
+    "inputs of blocks on the host": (
+        _plan(gradient_checkpointing=True, activation_offload=True),
+        with_model(LOOP, checkpoints=True),
+        ["gradient checkpointing: on -> on, inputs of blocks in host memory (the plan says so)"],
+    ),
+    "inputs of some blocks on the host": (
+        _plan(gradient_checkpointing=True, checkpoint_every=3, activation_offload=True),
+        None,
+        [
+            "gradient checkpointing: its own -> of 1 block in 3, inputs of blocks in host memory "
+            "(the plan says so)"
+        ],
+    ),
     "kernels and batches": (
         _plan(tf32=True, liger=True, group_by_length=True),
         LOOP,

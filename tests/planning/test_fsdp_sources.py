@@ -26,6 +26,7 @@ _FIELDS = (
     "optimizer_offload",
     "param_offload",
     "gradient_checkpointing",
+    "activation_offload",
     "dp_replicate_size",
 )
 _TRAINS = """\
@@ -102,6 +103,10 @@ _VERSION_2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRA
         ({"fsdp_state_dict_type": "sharded_state_dict"}, {"state_dict_type": _SHARDED}),
         ({"fsdp_state_dict_type": "3"}, {"state_dict_type": _SHARDED}),
         ({"fsdp_activation_checkpointing": "true"}, {"gradient_checkpointing": True}),
+        (
+            {"fsdp_activation_checkpointing": "true", "fsdp_activation_checkpointing_offload": "true"},
+            {"gradient_checkpointing": True, "activation_offload": True},
+        ),
         ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, {}),  # accelerate ignores it under version 2
         ({"fsdp_forward_prefetch": "true", "fsdp_use_orig_params": "true"}, {}),
         ({"fsdp_activation_checkpointing_offload": "false", "fsdp_ignored_modules": "''"}, {}),
@@ -187,7 +192,7 @@ def test_no_shard_is_data_parallelism() -> None:
         ({"fsdp_state_dict_type": "WHOLE"}, "fsdp-value-refused"),
         ({"fsdp_offload_params": "maybe"}, "fsdp-value-refused"),
         ({"fsdp_version": 3}, "fsdp-value-refused"),
-        ({"fsdp_activation_checkpointing_offload": "true"}, "fsdp-setting-not-taken"),
+        ({"fsdp_activation_checkpointing_offload": "true"}, "fsdp-value-refused"),
         ({"fsdp_ignored_modules": "lm_head"}, "fsdp-setting-not-taken"),
     ],
 )

@@ -359,12 +359,14 @@ def test_a_plan_for_inference_stays_one() -> None:
 
 
 def test_blocks_of_a_plan_that_recompute_are_gone_with_checkpointing() -> None:
-    plan = _choose(_EIGHT_NEW, spec_of(gradient_checkpointing=True, checkpoint_every=2))
+    said = {"gradient_checkpointing": True, "checkpoint_every": 2, "activation_offload": True}
+    plan = _choose(_EIGHT_NEW, spec_of(**said))
     again = _choose(_EIGHT_NEW, spec_of(plan=plan, gradient_checkpointing=False))
     assert (again.strategy.gradient_checkpointing, again.strategy.checkpoint_every) == (False, 1)
+    assert (plan.strategy.activation_offload, again.strategy.activation_offload) == (True, False)
     whys = {reason.field: reason.why for reason in again.reasons}
     assert whys["gradient_checkpointing"] == "--no-gradient-checkpointing says so"
-    assert "checkpoint_every" not in whys
+    assert {"checkpoint_every", "activation_offload"}.isdisjoint(whys)
 
 
 @pytest.mark.parametrize(

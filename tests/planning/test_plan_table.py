@@ -69,6 +69,16 @@ _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
         (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 8, "DDP, 8-bit AdamW"),
         (_ZERO3, 8, "ZeRO-3"),
         (
+            Strategy(gradient_checkpointing=True, activation_offload=True),
+            1,
+            "one GPU, checkpointing to the host",
+        ),
+        (
+            Strategy(gradient_checkpointing=True, activation_offload=True, checkpoint_every=2),
+            8,
+            "DDP, checkpointing to the host, 1 block in 2",
+        ),
+        (
             Strategy(
                 engine=Engine.DEEPSPEED,
                 zero_stage=ZeroStage.PARAMETERS,

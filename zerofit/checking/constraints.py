@@ -24,6 +24,7 @@ UNCHANGED = {
     "attention": None,
     "liger": False,
     "checkpoint_every": 1,
+    "activation_offload": False,
     "group_by_length": False,
 }
 """Fields that change the model or the batches, with the value that changes nothing."""
@@ -287,6 +288,9 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
     if not (model.is_transformers and model.can_checkpoint):
         why = f"{name} does not support gradient checkpointing in each block"
         yield _unchanged("checkpoint_every", why, "checkpointing-needs-support")
+    if not model.can_checkpoint:
+        why = f"{name} does not support gradient checkpointing"
+        yield _unchanged("activation_offload", why, "checkpointing-needs-support")
     rule, why = _why_not_partitioned(capture)
     if why:
         stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)

@@ -276,6 +276,7 @@ _SWITCHES = {
     "--reshard-after-forward": ("reshard_after_forward", True),
     "--no-reshard-after-forward": ("reshard_after_forward", False),
     "--gradient-checkpointing": ("gradient_checkpointing", True),
+    "--offload-activations": ("activation_offload", True),
 }
 """The keyword argument of each flag without a value, and what it says."""
 RANKS = frozenset({"num_processes", "ranks_per_node"})

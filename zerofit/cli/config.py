@@ -17,7 +17,7 @@ from zerofit.cli.options import no_check_option, settings_from, strategy_options
 from zerofit.cli.output.console import Console, echo, show_files
 from zerofit.cli.parameters import CONTEXT
 from zerofit.cli.plan_options import machine_options, model_options
-from zerofit.configs.write.accelerate import accelerate_yaml
+from zerofit.configs.write.accelerate import accelerate_yaml, fsdp_recomputes
 from zerofit.configs.write.command import (
     Rendezvous,
     accelerate_launch_arguments,
@@ -27,7 +27,7 @@ from zerofit.configs.write.command import (
     shell_command,
 )
 from zerofit.configs.write.deepspeed import deepspeed_json
-from zerofit.configs.write.trainer import takes_every_n_layers, training_arguments_json
+from zerofit.configs.write.trainer import takes_every_n_layers, takes_offload, training_arguments_json
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.command import Launcher
 from zerofit.core.overrides import FLAGS
@@ -183,12 +183,17 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     deepspeed_file = str(deepspeed) if deepspeed else None
     files = {
         accelerate: accelerate_yaml(
-            strategy, topology=plan.topology, deepspeed_file=deepspeed_file, is_used_alone=True
+            strategy,
+            topology=plan.topology,
+            deepspeed_file=deepspeed_file,
+            is_used_alone=True,
+            accelerate=plan.versions.accelerate,
         ),
         folder / "training_args.json": training_arguments_json(
             strategy,
             deepspeed_file=deepspeed_file,
             transformers=plan.versions.transformers,
+            accelerate=plan.versions.accelerate,
             is_used_alone=True,
         ),
         folder / "launch.sh": _launch_script(plan, accelerate),
@@ -219,6 +224,12 @@ def _left_out(plan: Plan) -> list[str]:
     transformers = plan.versions.transformers
     if plan.strategy.checkpoint_every > 1 and transformers and not takes_every_n_layers(transformers):
         names.append("checkpoint_every")
+    by_accelerate = plan.strategy.engine is Engine.FSDP2 and fsdp_recomputes(
+        plan.strategy, accelerate=plan.versions.accelerate
+    )
+    is_taken = by_accelerate or not transformers or takes_offload(transformers)
+    if plan.strategy.activation_offload and not is_taken:
+        names.append("activation_offload")
     flags = [FLAGS[name] for name in names]
     if not flags:
         return []

@@ -204,6 +204,7 @@ _FOREIGN_FLAGS = {
     "--fsdp-reshard-after-forward": "write --reshard-after-forward or --no-reshard-after-forward",
     "--fsdp-state-dict-type": "write --state-dict-type full or sharded",
     "--fsdp-activation-checkpointing": "write --gradient-checkpointing",
+    "--fsdp-activation-checkpointing-offload": "write --offload-activations",
     "--standalone": "leave it out: on one node zerofit finds a free port",
     "--dynamo-backend": "--compile switches torch.compile on",
     "--rdzv-backend": "leave it out: on several nodes set --main-process-ip and --main-process-port",

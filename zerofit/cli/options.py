@@ -25,9 +25,7 @@ from zerofit.cli.parameters import (
     typed_words,
 )
 from zerofit.cli.shared_options import run_dir_option, wide_option
-from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
-from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OptimizerName, Precision, StateDictType
 from zerofit.launching.misplaced_flags import check_misplaced_flags
 
@@ -123,7 +121,7 @@ _FIELD_OPTIONS = (
         "activation_offload",
         is_flag=True,
         default=None,
-        help="Recompute activations, and keep the inputs of blocks on the host.",
+        help="Recompute activations from inputs stored in host memory.",
     ),
     click.option("--optimizer", type=_OPTIMIZER, help=_OPTIMIZER.listed("The optimizer to train with.")),
     click.option(
@@ -261,16 +259,6 @@ def settings_from(flags: dict[str, Any]) -> dict[str, Any]:
         UserError: flags contradict each other.
     """
     settings = {**flags, **adapter_settings(flags), "typed": typed_line()}
-    if flags["checkpoint_every"] is not None:
-        if flags["gradient_checkpointing"] is False:
-            raise UserError(
-                "checkpoint-every-without-checkpointing",
-                "blocks can't be recomputed without gradient checkpointing",
-                found="--checkpoint-every with --no-gradient-checkpointing",
-                why="--checkpoint-every selects the blocks that recompute their activations",
-                fix="leave one of the two out",
-            )
-        settings["gradient_checkpointing"] = Said(value=True, text="--checkpoint-every")
     return {name: value for name, value in settings.items() if name not in ADAPTER_FLAGS}
 
 

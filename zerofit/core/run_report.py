@@ -85,6 +85,7 @@ class ReportedStrategy:
     clips_gradients: bool
     gradient_checkpointing: bool | None
     checkpoint_every: int
+    activation_offload: bool
     optimizer: OptimizerName | None
     """What replaces the script's."""
     script_optimizer: str | None

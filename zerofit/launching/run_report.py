@@ -227,6 +227,7 @@ def _strategy(plan: Plan) -> ReportedStrategy:
         clips_gradients=strategy.clips_gradients,
         gradient_checkpointing=strategy.gradient_checkpointing,
         checkpoint_every=_count(strategy.checkpoint_every),
+        activation_offload=strategy.activation_offload,
         optimizer=strategy.optimizer,
         script_optimizer=own if entry_of(own) is not None else None,
         attention=_attention(attention),

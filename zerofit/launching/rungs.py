@@ -229,6 +229,10 @@ _PLAIN: dict[str, tuple[str, Callable[[LadderRun], LadderRun]]] = {
     BASELINE: ("baseline", lambda run: run),
     "accumulation": ("accumulation", _micro_batches(1)),
     "checkpointing": ("gradient checkpointing", _checkpointing(1)),
+    "checkpointing-offload": (
+        "gradient checkpointing to the host",
+        _strategy(gradient_checkpointing=True, activation_offload=True),
+    ),
     **{str(name.value): (words, _strategy(optimizer=name)) for name, words in _OPTIMIZER_WORDS.items()},
     "fused-adamw": ("fused AdamW", _strategy(optimizer=OptimizerName.ADAMW)),
     "freeze-blocks": ("frozen blocks", _strategy(freeze=(BLOCKS,))),

@@ -180,12 +180,15 @@ def _formats(plan: Plan, capture: Capture | None) -> Iterator[Row]:
 
 def _checkpointing(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     wanted, every = plan.strategy.gradient_checkpointing, plan.strategy.checkpoint_every
-    if wanted is None or (capture is not None and wanted == capture.model.checkpoints and every == 1):
+    offloads = plan.strategy.activation_offload
+    is_own = capture is not None and wanted == capture.model.checkpoints and every == 1 and not offloads
+    if wanted is None or is_own:
         return
+    runs = _switch(wanted) if every == 1 else f"of 1 block in {every}"
     yield Row(
         what="gradient checkpointing",
         script_says=OWN if capture is None else _switch(capture.model.checkpoints),
-        runs=_switch(wanted) if every == 1 else f"of 1 block in {every}",
+        runs=f"{runs}, inputs of blocks in host memory" if offloads else runs,
         why=why_of(plan, "gradient_checkpointing"),
     )
 

@@ -40,7 +40,8 @@ def choose(*, machine: Machine, versions: Versions, spec: RunSpec, has_these_gpu
     strategy, reasons = _base(machine, topology, spec)
     said = spec.overrides.strategy
     if said.get("gradient_checkpointing") is False:
-        said["checkpoint_every"] = 1  # nothing is recomputed now, whatever the plan file sets
+        # Nothing is recomputed now, whatever the plan file sets.
+        said |= {"checkpoint_every": 1, "activation_offload": False}
     strategy = replace(strategy, **said)
     strategy = _with_both_copies(strategy, said)
     if not strategy.uses_nvme and "nvme_path" not in said:

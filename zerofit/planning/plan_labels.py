@@ -44,7 +44,8 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
         words.append(f"weights on {strategy.param_offload.value}")
     if strategy.gradient_checkpointing:
         every = strategy.checkpoint_every
-        words.append("checkpointing" if every == 1 else f"checkpointing 1 block in {every}")
+        place = " to the host" if strategy.activation_offload else ""
+        words.append(f"checkpointing{place}" if every == 1 else f"checkpointing{place}, 1 block in {every}")
     if strategy.optimizer is not None and strategy.optimizer_offload is OffloadDevice.NONE:
         words.append(REPLACEMENTS[strategy.optimizer].label)
     if strategy.lora is not None:

@@ -54,7 +54,7 @@ _ADAMW = (
 _8_BIT = (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
 _KEEPING_RESULTS: tuple[tuple[str, ...], ...] = (
     ("micro_batch_size", "gradient_accumulation_steps"),
-    ("gradient_checkpointing", "checkpoint_every"),
+    ("gradient_checkpointing", "checkpoint_every", "activation_offload"),
     ("engine", "zero_stage"),
     ("optimizer_offload", "param_offload"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from runs import run_command
 
-from zerofit.configs.write.accelerate import accelerate_yaml
+from zerofit.configs.write.accelerate import accelerate_config, accelerate_yaml
 from zerofit.configs.write.trainer import training_arguments, training_arguments_json
 from zerofit.core.plan import Topology
 from zerofit.core.presets import PRESETS
@@ -207,12 +208,56 @@ def test_trainers_fsdp_has_the_form_of_the_release(release: str | None, fsdp: bo
     assert arguments["fsdp_config"]["reshard_after_forward"] is False
 
 
+@pytest.mark.parametrize("offloads", [False, True])
 @pytest.mark.parametrize("every", [1, 2])
-def test_trainer_checkpoints_once(every: int) -> None:
-    strategy = Strategy(engine=Engine.FSDP2, gradient_checkpointing=True, checkpoint_every=every)
-    arguments = training_arguments(strategy, deepspeed_file=None, is_used_alone=True)
-    assert arguments["fsdp_config"]["activation_checkpointing"] is (every == 1)
-    assert arguments.get("activation_checkpointing", False) is (every != 1)
+@pytest.mark.parametrize("accelerate", [None, "1.15.0", "1.14.0"])
+def test_trainer_checkpoints_once(accelerate: str | None, every: int, offloads: bool) -> None:
+    strategy = Strategy(
+        engine=Engine.FSDP2,
+        gradient_checkpointing=True,
+        checkpoint_every=every,
+        activation_offload=offloads,
+    )
+    arguments = training_arguments(strategy, deepspeed_file=None, is_used_alone=True, accelerate=accelerate)
+    is_of_fsdp = every == 1 and not (offloads and accelerate == "1.14.0")
+    assert arguments["fsdp_config"]["activation_checkpointing"] is is_of_fsdp
+    assert arguments.get("activation_checkpointing", False) is not is_of_fsdp
+    kwargs = arguments.get("activation_checkpointing_kwargs", {})
+    assert kwargs.get("offload", False) is (offloads and not is_of_fsdp)
+    config = accelerate_config(
+        strategy, topology=None, deepspeed_file=None, is_used_alone=True, accelerate=accelerate
+    )["fsdp_config"]
+    assert config["fsdp_activation_checkpointing"] is is_of_fsdp
+    assert config.get("fsdp_activation_checkpointing_offload", False) is (offloads and is_of_fsdp)
+
+
+def test_accelerate_stores_inputs_of_blocks_on_the_host_as_its_file_and_trainers_arguments_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer makes FSDP's plugin of its arguments, and accelerate's launcher sets the rest from the YAML."""
+    import transformers
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    if "activation_checkpointing_offload" not in {
+        field.name for field in fields(FullyShardedDataParallelPlugin)
+    }:
+        pytest.skip("accelerate has it from 1.15 on")
+    strategy = Strategy(engine=Engine.FSDP2, gradient_checkpointing=True, activation_offload=True)
+    config = accelerate_config(strategy, topology=None, deepspeed_file=None, is_used_alone=True)
+    for key, value in config["fsdp_config"].items():  # accelerate/utils/launch.py, prepare_multi_gpu_env
+        monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
+    own = training_arguments(
+        strategy, deepspeed_file=None, is_used_alone=True, transformers=transformers.__version__
+    )
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), report_to="none", use_cpu=True, **own
+    )
+    plugins = (
+        FullyShardedDataParallelPlugin(),
+        FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args),
+    )
+    for plugin in plugins:
+        assert (plugin.activation_checkpointing, plugin.activation_checkpointing_offload) == (True, True)
 
 
 def test_ranks_of_zerofit_get_no_fsdp_in_their_arguments() -> None:

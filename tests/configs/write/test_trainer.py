@@ -52,6 +52,14 @@ def test_text(plan_case: Any, golden: Callable[[str, str], None]) -> None:
             },
         ),
         (
+            Strategy(gradient_checkpointing=True, activation_offload=True),
+            None,
+            {
+                "activation_checkpointing": True,
+                "activation_checkpointing_kwargs": {"use_reentrant": False, "offload": True},
+            },
+        ),
+        (
             _EVERYTHING,
             "ds.json",
             {
@@ -94,12 +102,20 @@ def test_a_release_has_its_own_names(transformers: str | None, arguments: dict[s
 
 
 @pytest.mark.parametrize(
-    ("transformers", "kwargs"), [("5.15.1", None), ("5.16.0", {"use_reentrant": False, "every_n_layers": 2})]
+    ("transformers", "offloads", "kwargs"),
+    [
+        ("5.15.1", False, None),
+        ("5.15.1", True, None),
+        ("5.16.0", False, {"use_reentrant": False, "every_n_layers": 2}),
+        ("5.16.0", True, {"use_reentrant": False, "every_n_layers": 2}),
+        ("5.17.0", False, {"use_reentrant": False, "every_n_layers": 2}),
+        ("5.17.0", True, {"use_reentrant": False, "every_n_layers": 2, "offload": True}),
+    ],
 )
-def test_some_blocks_are_not_said_to_a_release_that_has_no_name_for_them(
-    transformers: str, kwargs: dict[str, Any] | None
+def test_what_a_release_has_no_name_for_is_not_said_to_it(
+    transformers: str, offloads: bool, kwargs: dict[str, Any] | None
 ) -> None:
-    strategy = Strategy(gradient_checkpointing=True, checkpoint_every=2)
+    strategy = Strategy(gradient_checkpointing=True, checkpoint_every=2, activation_offload=offloads)
     arguments = training_arguments(strategy, deepspeed_file=None, transformers=transformers)
     assert arguments.get("gradient_checkpointing_kwargs") == kwargs
     assert arguments["gradient_checkpointing"]

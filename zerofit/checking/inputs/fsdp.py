@@ -88,13 +88,24 @@ class _Reading:
         self._resharding()
         self._state_dict()
         self._offload()
-        recomputes = self._keys.get("activation_checkpointing")
-        if recomputes is not None and _switch(recomputes):
-            self._said["gradient_checkpointing"] = replace(recomputes, value=True)
+        self._checkpointing()
         self._copies()
         self._units()
         self._built_in()
         return FsdpSettings(said=self._said, notes=tuple(self._notes))
+
+    def _checkpointing(self) -> None:
+        recomputes = self._keys.get("activation_checkpointing")
+        is_on = recomputes is not None and _switch(recomputes)
+        if recomputes is not None and is_on:
+            self._said["gradient_checkpointing"] = replace(recomputes, value=True)
+        offload = self._keys.get("activation_checkpointing_offload")
+        if offload is None or not _switch(offload):
+            return
+        if not self._words.is_partial and not (is_on and self._version == 2):
+            why = "it needs fsdp_activation_checkpointing: true and fsdp_version: 2"
+            raise refused(offload, why=why, fix="write both, or leave it out")
+        self._said["activation_offload"] = replace(offload, value=True)
 
     def _strategy(self) -> Said[Any] | None:
         """Return the sharding strategy of version 1; None if none is given, and under version 2."""
@@ -212,7 +223,6 @@ def _word(key: Said[Any], words: tuple[str, ...]) -> str:
 
 
 _NOT_TAKEN: dict[str, tuple[Callable[[Said[Any]], bool], str]] = {
-    "activation_checkpointing_offload": (_switch, "zerofit keeps the inputs of recomputed blocks on the GPU"),
     "ignored_modules": (
         lambda key: bool(key.value),
         "ranks don't exchange the gradients of ignored modules, and each would train its own",

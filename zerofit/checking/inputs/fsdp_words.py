@@ -146,6 +146,7 @@ def words_of_trainer(
     if not items:
         return None
     keys = {name.removeprefix("fsdp_"): key for name, key in config.items() if key.value is not None}
+    keys.pop("activation_checkpointing_offload", None)  # which Trainer does not hand on
     version = number_of(keys["version"], (1, 2)) if "version" in keys else (2 if is_new else 1)
     for item in items:
         if item.upper() in STRATEGIES:

@@ -53,6 +53,7 @@ PLANNED_FIELDS = (
     "sequence_parallel_size",
     "reshard_after_forward",
     "gradient_checkpointing",
+    "activation_offload",
 )
 """Settings of files that the planner chooses itself; precision, clipping and accumulation would change
 results."""
@@ -76,7 +77,8 @@ def settings_of_zerofit(command: LaunchCommand, files: RunSettings | None = None
         ("engine", Engine.DEEPSPEED, ("use_deepspeed",)),
         ("gradient_checkpointing", True, ("gradient_checkpointing",)),
         ("gradient_checkpointing", False, ("no_gradient_checkpointing",)),
-        ("gradient_checkpointing", True, ("checkpoint_every",)),
+        ("gradient_checkpointing", True, ("checkpoint_every", "offload_activations")),
+        ("activation_offload", True, ("offload_activations",)),
     ):
         if (switch := command.find(*flags)) is not None:
             fields.setdefault(name, Said(value=value, text=switch.text))

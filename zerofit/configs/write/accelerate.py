@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import MIXED_PRECISION
 from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
+from zerofit.core.supported import release_of
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan, Topology
@@ -21,6 +22,7 @@ def accelerate_config(
     topology: Topology | None,
     deepspeed_file: str | None,
     is_used_alone: bool = False,
+    accelerate: str | None = None,
 ) -> dict[str, Any]:
     """Return accelerate's configuration for a strategy.
 
@@ -34,6 +36,7 @@ def accelerate_config(
         deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
         is_used_alone: True if accelerate creates the sequence-parallel groups and recomputes activations;
             `zerofit launch` does both itself.
+        accelerate: the release that reads it; None for the newest known one.
     """
     config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     if strategy.engine is Engine.DEEPSPEED:
@@ -47,7 +50,7 @@ def accelerate_config(
         config["deepspeed_config"] = deepspeed
     config["distributed_type"] = _distributed_type(strategy, topology)
     if strategy.engine is Engine.FSDP2:
-        config["fsdp_config"] = fsdp_section(strategy, is_used_alone=is_used_alone)
+        config["fsdp_config"] = fsdp_section(strategy, is_used_alone=is_used_alone, accelerate=accelerate)
     config["main_training_function"] = "main"
     if topology is not None:
         config["num_machines"] = topology.num_nodes
@@ -80,12 +83,17 @@ def accelerate_yaml(
     topology: Topology | None,
     deepspeed_file: str | None,
     is_used_alone: bool = False,
+    accelerate: str | None = None,
 ) -> str:
     """Return the text of the accelerate YAML file; see accelerate_config."""
     import yaml
 
     config = accelerate_config(
-        strategy, topology=topology, deepspeed_file=deepspeed_file, is_used_alone=is_used_alone
+        strategy,
+        topology=topology,
+        deepspeed_file=deepspeed_file,
+        is_used_alone=is_used_alone,
+        accelerate=accelerate,
     )
     return yaml.safe_dump(config, sort_keys=False)
 
@@ -97,17 +105,30 @@ def mesh_sizes(strategy: Strategy, topology: Topology) -> dict[str, int]:
     return {"dp_replicate_size": topology.dp_replicate_size, "dp_shard_size": topology.dp_shard_size}
 
 
-def fsdp_section(strategy: Strategy, *, is_used_alone: bool) -> dict[str, Any]:
+def fsdp_recomputes(strategy: Strategy, *, accelerate: str | None) -> bool:
+    """Return True if accelerate itself recomputes activations as a strategy of FSDP2 says.
+
+    It checkpoints all blocks, and stores their inputs in host memory from 1.15 on.
+    """
+    takes_offload = accelerate is None or release_of(accelerate) >= release_of("1.15")
+    is_of_all = bool(strategy.gradient_checkpointing) and strategy.checkpoint_every == 1
+    return is_of_all and (takes_offload or not strategy.activation_offload)
+
+
+def fsdp_section(strategy: Strategy, *, is_used_alone: bool, accelerate: str | None = None) -> dict[str, Any]:
     """Return accelerate's fsdp_config for a strategy of FSDP2; its units are transformers' _no_split_modules.
 
     Args:
         strategy: the strategy.
         is_used_alone: True if accelerate loads weights on rank 0 only and recomputes activations, if the
             strategy says so. Under `zerofit launch` each rank loads the weights that it checks and changes.
+        accelerate: the release that reads it; None for the newest known one.
     """
-    recomputes = bool(strategy.gradient_checkpointing) and strategy.checkpoint_every == 1
+    recomputes = is_used_alone and fsdp_recomputes(strategy, accelerate=accelerate)
+    offload = {"fsdp_activation_checkpointing_offload": True}
     return {
-        "fsdp_activation_checkpointing": is_used_alone and recomputes,
+        "fsdp_activation_checkpointing": recomputes,
+        **(offload if recomputes and strategy.activation_offload else {}),
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_cpu_ram_efficient_loading": is_used_alone,
         "fsdp_offload_params": strategy.param_offload is OffloadDevice.CPU,

@@ -18,12 +18,15 @@ LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
 """Trainer gives Lion AdamW's betas (transformers/trainer_optimizer.py); these are Lion's
 (bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
 
+_NOT_REENTRANT = {"use_reentrant": False}
+
 
 def training_arguments(
     strategy: Strategy,
     *,
     deepspeed_file: str | None,
     transformers: str | None = None,
+    accelerate: str | None = None,
     is_used_alone: bool = False,
 ) -> dict[str, Any]:
     """Return the TrainingArguments that a strategy sets; those left to the script are absent.
@@ -32,6 +35,7 @@ def training_arguments(
         strategy: the strategy.
         deepspeed_file: path of the DeepSpeed JSON; None if accelerate's launcher passes it.
         transformers: the release that determines field names; None for the newest known one.
+        accelerate: the release beside it; None for the newest known one.
         is_used_alone: True for a file that is used without zerofit, which has FSDP2's settings too.
     """
     arguments: dict[str, Any] = {}
@@ -56,9 +60,10 @@ def training_arguments(
         decided |= LION_BETAS
     arguments |= {name: value for name, value in decided.items() if value is not None}
     if strategy.engine is Engine.FSDP2 and is_used_alone:
-        arguments |= _fsdp2_arguments(strategy, transformers)
+        arguments |= _fsdp2_arguments(strategy, transformers, accelerate)
         if arguments["fsdp_config"]["activation_checkpointing"]:
             del arguments["activation_checkpointing"]  # Trainer refuses both
+            arguments.pop("activation_checkpointing_kwargs", None)
     return arguments if transformers is None else _named_in(arguments, transformers)
 
 
@@ -67,7 +72,12 @@ def _named_in(arguments: dict[str, Any], transformers: str) -> dict[str, Any]:
     release = release_of(transformers)
     if release < release_of("5.2") and "train_sampling_strategy" in arguments:
         arguments["group_by_length"] = arguments.pop("train_sampling_strategy") == "group_by_length"
-    if not takes_every_n_layers(transformers) and "activation_checkpointing_kwargs" in arguments:
+    kwargs = arguments.get("activation_checkpointing_kwargs", {})
+    if not takes_every_n_layers(transformers):
+        kwargs.pop("every_n_layers", None)
+    if not takes_offload(transformers):
+        kwargs.pop("offload", None)
+    if kwargs == _NOT_REENTRANT:  # which is the default
         del arguments["activation_checkpointing_kwargs"]
     if release < release_of("5.23"):
         return {CHECKPOINTING_BEFORE_5_23.get(name, name): value for name, value in arguments.items()}
@@ -75,17 +85,24 @@ def _named_in(arguments: dict[str, Any], transformers: str) -> dict[str, Any]:
 
 
 def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
-    if not strategy.gradient_checkpointing or strategy.checkpoint_every == 1:
+    if not strategy.gradient_checkpointing:
         return None
-    return {"use_reentrant": False, "every_n_layers": strategy.checkpoint_every}
+    kwargs: dict[str, Any] = {}
+    if strategy.checkpoint_every > 1:
+        kwargs["every_n_layers"] = strategy.checkpoint_every
+    if strategy.activation_offload:
+        kwargs["offload"] = True
+    return {**_NOT_REENTRANT, **kwargs} if kwargs else None
 
 
-def _fsdp2_arguments(strategy: Strategy, transformers: str | None) -> dict[str, Any]:
+def _fsdp2_arguments(strategy: Strategy, transformers: str | None, accelerate: str | None) -> dict[str, Any]:
     """Return `fsdp` and `fsdp_config`: since 5.10 a switch and all settings, before a text and some of them.
 
     Source: transformers/training_args.py, _process_fsdp_args, in 5.0, 5.9, 5.10 and 5.23.
     """
-    section = fsdp_section(strategy, is_used_alone=True)
+    section = fsdp_section(strategy, is_used_alone=True, accelerate=accelerate)
+    # Trainer does not hand it on (transformers 5.23): accelerate's launcher sets it from the YAML file.
+    section.pop("fsdp_activation_checkpointing_offload", None)
     config = {name.removeprefix("fsdp_"): value for name, value in section.items()}
     offloads = config.pop("offload_params")
     if transformers is None or release_of(transformers) >= release_of("5.10"):
@@ -99,15 +116,25 @@ def takes_every_n_layers(transformers: str) -> bool:
     return release_of(transformers) >= release_of("5.16")
 
 
+def takes_offload(transformers: str) -> bool:
+    """Return True if a release's TrainingArguments can store inputs of checkpointed blocks in host memory."""
+    return release_of(transformers) >= release_of("5.17")
+
+
 def training_arguments_json(
     strategy: Strategy,
     *,
     deepspeed_file: str | None,
     transformers: str | None = None,
+    accelerate: str | None = None,
     is_used_alone: bool = False,
 ) -> str:
     """Return training_arguments() as a JSON text for HfArgumentParser."""
     arguments = training_arguments(
-        strategy, deepspeed_file=deepspeed_file, transformers=transformers, is_used_alone=is_used_alone
+        strategy,
+        deepspeed_file=deepspeed_file,
+        transformers=transformers,
+        accelerate=accelerate,
+        is_used_alone=is_used_alone,
     )
     return json.dumps(arguments, indent=2) + "\n"

@@ -116,6 +116,11 @@ _QLORA = {
     "quantization": Said(value=Quantization.NF4, text="--qlora"),
 }
 """What qlora=True sets, as --qlora does."""
+_RECOMPUTING = {
+    "checkpoint_every": "selects the blocks that recompute their activations",
+    "activation_offload": "stores the inputs of blocks that recompute their activations",
+}
+"""Fields that imply gradient checkpointing, and why they do."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
 _OF_NODES = frozenset(Nodes.__dataclass_fields__)
@@ -190,12 +195,33 @@ def settings_of(settings: Mapping[str, Any]) -> Settings:
         return {name: value for name, value in values.items() if name in names}
 
     return Settings(
-        overrides=Overrides(said=said),
+        overrides=Overrides(said={**_recomputing(said), **said}),
         options=ModelFlags(**of(_OF_MODEL)),
         described=MachineFlags(**of(_OF_MACHINE)),
         nodes=Nodes(**of(_OF_NODES)),
         **of(_OTHERS),
     )
+
+
+def _recomputing(said: Mapping[str, Said[Any]]) -> dict[str, Said[Any]]:
+    """Return gradient checkpointing as a setting, if another one implies it.
+
+    Raises:
+        UserError: it is switched off beside one.
+    """
+    implied = [name for name in _RECOMPUTING if name in said and said[name].value is not False]
+    if not implied:
+        return {}
+    first, switch = said[implied[0]], said.get("gradient_checkpointing")
+    if switch is not None and not switch.value:
+        raise UserError(
+            f"{first.text.removeprefix('--')}-without-checkpointing",
+            "blocks can't be recomputed without gradient checkpointing",
+            found=f"{first.text} with {switch.text}",
+            why=f"{first.text} {_RECOMPUTING[implied[0]]}",
+            fix="leave one of the two out",
+        )
+    return {"gradient_checkpointing": replace(first, value=True)}
 
 
 def _value(name: str, value: Any) -> Any:

@@ -207,9 +207,10 @@ _CHECKPOINTING_NEEDS_SUPPORT = _limit(
     "checkpointing-needs-support",
     "gradient_checkpointing",
     "checkpoint_every",
+    "activation_offload",
     summary="this model does not support gradient checkpointing",
     why="only models with gradient_checkpointing_enable() can recompute their blocks",
-    fix="leave out --gradient-checkpointing and --checkpoint-every",
+    fix="leave out --gradient-checkpointing, --checkpoint-every and --offload-activations",
     see=f"{_TRANSFORMERS}/modeling_utils.py",
 )
 _LOCAL_SGD = _limit(
