@@ -382,12 +382,11 @@ def _with_activations_on_host(
     """
     tier_of = partial(tier_in, problem)
     best = math.inf if found.chosen is None else tier_of(found.chosen.strategy)
-    if best <= OFFLOAD_TIER:
+    if best <= OFFLOAD_TIER or problem.said.has("activation_offload"):
         return space, found
     with_fsdp2 = any(map(is_fsdp2, space.strategies))
     more = candidates(problem, with_fsdp2=with_fsdp2, offloads_activations=True).strategies
-    known = {*space.strategies}
-    moved = [strategy for strategy in more if strategy not in known and tier_of(strategy) < best]
+    moved = [strategy for strategy in more if strategy.activation_offload and tier_of(strategy) < best]
     if all(estimator.least_bytes(strategy) > problem.device_bytes for strategy in moved):
         return space, found
     strategies = (*space.strategies, *moved)
