@@ -14,7 +14,15 @@ from zerofit.core.estimates import StepTime
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Topology
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Strategy,
+    ZeroStage,
+)
 from zerofit.machine.rates import catalog_rates
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.speeds import Speeds, speeds_of
@@ -398,3 +406,13 @@ def test_experts_that_run_one_by_one_before_hopper_widen_the_uncertainty(
     time = estimate_step_time(setup, machine=machine_of(gpu), rates=catalog_rates())
     assert time is not None
     assert time.uncertainty == uncertainty
+
+
+def test_copies_of_activations_widen_the_uncertainty_of_adapters_too() -> None:
+    log = _log_of(_cost(CostKind.MATMUL, flops=10**14), _cost(CostKind.HOST_COPY, num_bytes=10**9))
+    setup = _setup(log, Strategy(micro_batch_size=1, gradient_accumulation_steps=1))
+    for strategy in (setup.strategy, replace(setup.strategy, lora=Lora(rank=8))):
+        found = estimate_step_time(replace(setup, strategy=strategy), machine=_A100, rates=catalog_rates())
+        assert found is not None
+        assert found.uncertainty == 0.5
+        assert "accelerate/pull/4175" in found.uncertainty_source

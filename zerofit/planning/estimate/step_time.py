@@ -465,10 +465,10 @@ def _uncertainty(setup: Setup, machine: Machine, *, is_short: bool) -> tuple[flo
         return _LOOPED_EXPERTS
     if setup.stage is not None:
         return _PIPELINED
-    if setup.trains_adapters:
-        return _LORA
     if setup.trains and any(cost.kind is CostKind.HOST_COPY for cost in setup.log.costs):
         return _ACTIVATIONS_ON_HOST
+    if setup.trains_adapters:
+        return _LORA
     offload = {setup.strategy.optimizer_offload, setup.strategy.param_offload}
     if setup.trains and offload != {OffloadDevice.NONE}:
         return _OFFLOADED
