@@ -407,6 +407,7 @@ def test_a_model_of_diffusers_stores_on_the_host(stored: list[torch.Tensor]) -> 
     assert note == (
         "gradient checkpointing is on in UNet2DModel, with the inputs of its blocks in host memory"
     )
+    assert set_checkpointing(unet, wanted=True, offload=True, allow_reentrant=False) == ()
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for model in (other, unet):
         model(images, timestep=3).sample.square().mean().backward()
