@@ -49,6 +49,7 @@ _FLAGS: tuple[tuple[str, ...], ...] = (
     ("--gradient-checkpointing",),
     ("--no-gradient-checkpointing",),
     ("--checkpoint-every", "2"),
+    ("--offload-activations",),
     ("--optimizer", "adamw-8bit"),
     ("--compile",),
     ("--freeze", "embeddings"),
@@ -451,6 +452,8 @@ def test_check_of_a_launch_line_means_what_the_other_verbs_say(resolved: Any, nu
         (("--mixed-precision", "fp16"), "precision", "--mixed-precision", "ds-0.json:9"),
         (("--qlora",), "quantization", "--qlora", None),
         (("--checkpoint-every", "2"), "gradient_checkpointing", "--checkpoint-every", None),
+        (("--offload-activations",), "gradient_checkpointing", "--offload-activations", None),
+        (("--offload-activations",), "activation_offload", "--offload-activations", None),
         (("--no-tf32",), "tf32", "--no-tf32", None),
     ],
 )

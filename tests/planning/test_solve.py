@@ -17,6 +17,7 @@ from planning_problems import A100, LARGE, RATES, closed_forms, made_trace, mode
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Origin, plan_from_json, plan_to_json
+from zerofit.core.setting import Said
 from zerofit.core.strategy import (
     Engine,
     Lora,
@@ -409,6 +410,13 @@ def test_what_fits_only_as_allowed_says_that_it_changes_what_is_trained() -> Non
 def test_the_first_line_names_the_flags_that_change_a_script(spec: RunSpec, ending: str) -> None:
     first, *_ = as_it_is_lines(solved(captured_problem(num_gpus=1, spec=spec)))
     assert first == f"{_FITS}; {ending}"
+
+
+def test_a_flag_of_two_fields_is_named_once() -> None:
+    flag = Said(value=True, text="--offload-activations")
+    spec = spec_of(gradient_checkpointing=flag, activation_offload=flag)
+    first, *_ = as_it_is_lines(solved(captured_problem(num_gpus=1, spec=spec)))
+    assert first.partition("; ")[2].startswith("changed as --offload-activations says")
 
 
 def test_a_step_of_another_batch_is_not_compared() -> None:

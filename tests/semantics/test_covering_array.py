@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 
 ROWS = [
     Case("one", "loop", ("split", "accumulated", "checkpointed", "lora", "bucketed", "resumed")),
-    Case("one", "trainer", ("eight_bit", "frozen")),
-    Case("ddp", "loop", ("accumulated", "eight_bit", "lora", "resumed")),
+    Case("one", "trainer", ("offloaded", "eight_bit", "frozen")),
+    Case("ddp", "loop", ("accumulated", "offloaded", "eight_bit", "lora", "resumed")),
     Case("ddp", "trainer", ("split", "checkpointed", "frozen", "bucketed")),
     Case("z1", "loop", ("split", "accumulated", "frozen")),
-    Case("z1", "trainer", ("checkpointed", "eight_bit", "lora", "bucketed", "resumed")),
+    Case("z1", "trainer", ("checkpointed", "offloaded", "eight_bit", "lora", "bucketed", "resumed")),
     Case("z2", "loop", ("eight_bit", "frozen")),
-    Case("z2", "trainer", ("split", "accumulated", "checkpointed", "lora", "bucketed", "resumed")),
-    Case("z3", "loop", ("split", "checkpointed", "frozen", "bucketed")),
+    Case(
+        "z2", "trainer", ("split", "accumulated", "checkpointed", "offloaded", "lora", "bucketed", "resumed")
+    ),
+    Case("z3", "loop", ("split", "checkpointed", "offloaded", "frozen", "bucketed")),
     Case("z3", "trainer", ("accumulated", "eight_bit", "lora", "resumed")),
-    Case("fsdp", "loop", ("split", "accumulated", "checkpointed", "frozen")),
+    Case("fsdp", "loop", ("split", "accumulated", "checkpointed", "offloaded", "frozen")),
     Case("fsdp", "trainer", ("lora", "bucketed", "resumed")),
-    Case("hybrid", "loop", ("accumulated", "lora", "resumed")),
+    Case("hybrid", "loop", ("accumulated", "offloaded", "lora", "resumed")),
     Case("hybrid", "trainer", ("split", "checkpointed", "frozen", "bucketed")),
     Case("tp", "loop", ("split", "accumulated", "eight_bit", "frozen", "bucketed", "resumed")),
-    Case("tp", "trainer", ("checkpointed",)),
+    Case("tp", "trainer", ("checkpointed", "offloaded")),
     Case("sp", "loop", ("split", "accumulated", "eight_bit", "lora", "bucketed")),
-    Case("sp", "trainer", ("checkpointed", "frozen", "resumed")),
+    Case("sp", "trainer", ("checkpointed", "offloaded", "frozen", "resumed")),
     Case("pp", "loop", ("split", "accumulated", "frozen", "resumed")),
-    Case("pp", "trainer", ("checkpointed", "eight_bit", "bucketed")),
+    Case("pp", "trainer", ("checkpointed", "offloaded", "eight_bit", "bucketed")),
 ]
 AT_EACH_CHANGE = {
     ("one", "trainer"),

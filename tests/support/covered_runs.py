@@ -13,7 +13,18 @@ from runs import ROOT, run_command, stock_launcher
 
 SCRIPT = ROOT / "tests" / "semantics" / "scripts" / "covered.py"
 NUM_STEPS, RESUMED_AFTER, SAMPLES_PER_PASS = 6, 3, 8
-CHANGES = ("split", "accumulated", "checkpointed", "eight_bit", "lora", "frozen", "bucketed", "resumed")
+CHANGES = (
+    "split",
+    "accumulated",
+    "checkpointed",
+    "offloaded",
+    "eight_bit",
+    "lora",
+    "frozen",
+    "bucketed",
+    "resumed",
+)
+"""What a row may do; "offloaded" checkpoints too, with the inputs of blocks in host memory."""
 _ALL_ON_GPU = ("--offload-optimizer", "none")
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "one": ("--num-processes", "1"),
@@ -67,6 +78,7 @@ class Case:
         made = {
             "split": ("--micro-batch-size", "1" if self.layout == "hybrid" else "2"),
             "checkpointed": ("--gradient-checkpointing",),
+            "offloaded": ("--offload-activations",),
             "eight_bit": ("--optimizer", "adamw-8bit"),
             "frozen": ("--freeze", "embeddings"),
             "qlora": _QLORA,
@@ -195,8 +207,10 @@ def _not_applied(folder: Path, case: Case) -> tuple[str, ...]:
         and f"{rows} {'rows runs' if case.layout == 'pp' else 'samples runs'}" not in changes
     ):
         wrong.append("its passes are not split")
-    if script["checkpoints"] != ("checkpointed" in case.changes):
+    if script["checkpoints"] != (not {"checkpointed", "offloaded"}.isdisjoint(case.changes)):
         wrong.append(f"checkpointing is {script['checkpoints']}")
+    if (script["num_stored"] > 0) != ("offloaded" in case.changes):
+        wrong.append(f"{script['num_stored']} inputs of blocks are stored in host memory")
     wrong += [
         f"no line on {name}" for name, line in _SAID.items() if name in case.changes and line not in changes
     ]

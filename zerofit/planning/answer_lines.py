@@ -280,11 +280,8 @@ def _in_gib(estimate: MemoryEstimate) -> str:
 
 def _changed(chosen: EstimatedStrategy, own: EstimatedStrategy, problem: Problem) -> str:
     """Return why a script that fits unchanged is changed: flags, speed, or safety."""
-    flags = [
-        problem.said.where(name)
-        for name, value in problem.said.strategy.items()
-        if value != getattr(own.strategy, name)
-    ]
+    changes = [name for name, value in problem.said.strategy.items() if value != getattr(own.strategy, name)]
+    flags = list(dict.fromkeys(map(problem.said.where, changes)))
     is_other_batch = chosen.strategy.samples_per_step != own.strategy.samples_per_step
     if is_other_batch and problem.said.has("global_batch_size"):
         flags.append("--global-batch-size")

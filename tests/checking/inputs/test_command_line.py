@@ -127,6 +127,13 @@ def test_a_name_is_a_flag_or_the_beginning_of_one(table: LauncherFlags, name: st
             },
         ),
         (
+            "--offload-activations",
+            {
+                "gradient_checkpointing": (True, "--offload-activations"),
+                "activation_offload": (True, "--offload-activations"),
+            },
+        ),
+        (
             "--no-gradient-checkpointing",
             {"gradient_checkpointing": (False, "--no-gradient-checkpointing")},
         ),

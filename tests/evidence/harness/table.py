@@ -26,7 +26,7 @@ _LATER = {
     **dict.fromkeys(("shell", "capture", "ranks", "fsdp", "hostfile", "lacks_script")),
     **{
         name: getattr(Strategy(), name)
-        for name in ("reshard_after_forward", "state_dict_type", "quant_storage")
+        for name in ("activation_offload", "reshard_after_forward", "state_dict_type", "quant_storage")
     },
 }
 """Fields of an Example and its Strategy that earlier measurements were made without, with their defaults."""

@@ -307,6 +307,17 @@ def test_a_scripts_own_kind_stays_and_stores_on_the_host(
     assert all(torch.equal(found[key], gradient) for key, gradient in expected.items())
 
 
+def test_a_compiled_model_stores_the_same_on_the_host(stored: list[torch.Tensor]) -> None:
+    """torch.compile breaks its graph at save_on_cpu, and compiles each block by itself."""
+    plain, ours = llama(), llama()
+    set_checkpointing(ours, wanted=True, offload=True)
+    ours.compile(backend="aot_eager")
+    expected, found = step(plain)[0], step(ours)[0]
+    assert [tuple(tensor.shape) for tensor in stored] == [_HIDDEN] * 4
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-6, atol=1e-6)
+
+
 def test_without_checkpointing_nothing_is_stored(stored: list[torch.Tensor]) -> None:
     model = llama()
     assert set_checkpointing(model, wanted=False, offload=True) == ()
@@ -396,6 +407,7 @@ def test_a_model_of_diffusers_stores_on_the_host(stored: list[torch.Tensor]) -> 
     assert note == (
         "gradient checkpointing is on in UNet2DModel, with the inputs of its blocks in host memory"
     )
+    assert set_checkpointing(unet, wanted=True, offload=True, allow_reentrant=False) == ()
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for model in (other, unet):
         model(images, timestep=3).sample.square().mean().backward()

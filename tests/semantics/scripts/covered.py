@@ -20,6 +20,25 @@ MAX_NORM, MAX_NORM_OF_ADAPTERS = 1.2, 0.55
 """Some steps' gradients are longer, others are not: a clipped step is the same for gradients of any scale."""
 
 
+class StoredOnHost(torch.autograd.graph.save_on_cpu):
+    """Counts what is stored in host memory until the backward pass."""
+
+    num_stored = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        pack = self.pack_hook
+
+        def counted(tensor: torch.Tensor) -> Any:
+            StoredOnHost.num_stored += 1
+            return pack(tensor)
+
+        self.pack_hook = counted
+
+
+torch.autograd.graph.save_on_cpu = StoredOnHost
+
+
 class Samples(Dataset):
     """Tokens of 6 to 16 places, the same in every process; the first of their labels are masked."""
 
@@ -241,6 +260,7 @@ def traces(accelerator: Any, model: torch.nn.Module, optimizer: Any) -> dict[str
         "zero_stage": plugin.zero_stage if plugin else None,
         "is_sharded": type(next(iter(model.parameters()))).__name__ == "DTensor",
         "checkpoints": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
+        "num_stored": StoredOnHost.num_stored,
         "has_eight_bit_states": any(getattr(tensor, "dtype", None) == torch.uint8 for tensor in states),
     }
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from zerofit.core.upstream.transformers import checkpointing_function, set_checkpointing_function
 
+_OF_TRANSFORMERS = ("transformers.modeling_utils", "checkpoint_func")
+"""Module and name of the function that PreTrainedModel makes for `offload` (5.17 to 5.23)."""
+
 
 def can_checkpoint(model: Any) -> bool:
     """Return True if a module has the switch of either library and supports it."""
@@ -53,8 +56,9 @@ def is_reentrant(model: Any) -> bool:
     """Return True if a module of a model is checkpointed by torch's reentrant kind."""
     # torch's own default is True if unset (torch/utils/checkpoint.py, 2.13 warns).
     return any(
-        isinstance(function, functools.partial) and function.keywords.get("use_reentrant", True)
+        function.keywords.get("use_reentrant", True)
         for function in _functions(model)
+        if _has_options(function)
     )
 
 
@@ -62,7 +66,7 @@ def make_not_reentrant(model: Any) -> None:
     """Checkpoint by torch's other kind; which blocks, and all other options, stay as they are."""
     for module in model.modules():
         function = checkpointing_function(module)
-        if isinstance(function, functools.partial):
+        if _has_options(function):
             keywords = {**function.keywords, "use_reentrant": False}
             set_checkpointing_function(module, functools.partial(function.func, *function.args, **keywords))
 
@@ -84,8 +88,8 @@ def is_offloaded(model: Any) -> bool:
 def offload_checkpoints(model: Any) -> None:
     """Store the inputs of checkpointed blocks in host memory, now and whenever checkpointing is enabled.
 
-    transformers' own `offload` (from 5.17 on) stays where the script set it. It needs a GPU: its memory is
-    pinned on ranks on the CPU too.
+    transformers' own `offload` (from 5.17 on) stays where the script set it. It is not used here: a torch
+    without CUDA can't pin the memory that it asks for, also on ranks on the CPU.
     """
     switch = "_set_gradient_checkpointing"
     if switch in vars(model):
@@ -120,15 +124,24 @@ def _offload(model: Any) -> None:
         set_checkpointing_function(module, offloaded)
 
 
+def _has_options(function: Any) -> bool:
+    """Return True for a partial of torch's function with its options; diffusers' own has none."""
+    if not isinstance(function, functools.partial):
+        return False
+    is_ours = function.func is checkpoint_on_host
+    return not is_ours or not function.args[0].__module__.startswith("diffusers.")
+
+
 def _functions(model: Any) -> tuple[Any, ...]:
     return tuple(checkpointing_function(module) for module in model.modules())
 
 
 def _offloads(function: Any) -> bool:
     """Return True for a checkpointing function of ours, or of transformers with `offload`."""
-    made = getattr(function, "func", None)
-    is_of_transformers = getattr(made, "__module__", None) == "transformers.modeling_utils"
-    return made is checkpoint_on_host or (is_of_transformers and made.__name__ == "checkpoint_func")
+    if not isinstance(function, functools.partial):
+        return False
+    module, name = (getattr(function.func, key, "") for key in ("__module__", "__name__"))
+    return function.func is checkpoint_on_host or (module, name) == _OF_TRANSFORMERS
 
 
 def is_of_diffusers(model: Any) -> bool:
