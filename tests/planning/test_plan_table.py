@@ -76,7 +76,7 @@ _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
         (
             Strategy(gradient_checkpointing=True, activation_offload=True, checkpoint_every=2),
             8,
-            "DDP, checkpointing to the host, 1 block in 2",
+            "DDP, checkpointing 1 block in 2 to the host",
         ),
         (
             Strategy(

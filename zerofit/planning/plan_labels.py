@@ -45,7 +45,7 @@ def label(strategy: Strategy, topology: Topology, *, beside: Strategy | None = N
     if strategy.gradient_checkpointing:
         every = strategy.checkpoint_every
         place = " to the host" if strategy.activation_offload else ""
-        words.append(f"checkpointing{place}" if every == 1 else f"checkpointing{place}, 1 block in {every}")
+        words.append(f"checkpointing{'' if every == 1 else f' 1 block in {every}'}{place}")
     if strategy.optimizer is not None and strategy.optimizer_offload is OffloadDevice.NONE:
         words.append(REPLACEMENTS[strategy.optimizer].label)
     if strategy.lora is not None:
