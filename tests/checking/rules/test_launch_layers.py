@@ -362,6 +362,8 @@ def _of_best_model() -> list[_Case]:
         f"{best}, save_strategy='best'",
         f"{best}, eval_strategy='steps', eval_steps=200",
         f"{best}, eval_strategy='steps', eval_steps=250",
+        f"{best}, eval_strategy='steps', eval_steps=2, save_steps=1",
+        f"{best}, eval_strategy='steps', eval_steps=1, save_steps=3",
         f"{best}, eval_strategy='steps', eval_steps=0.1, save_steps=0.2",
         f"{best}, eval_strategy='steps', logging_steps=300",
         f"{best}, eval_strategy='steps', eval_steps=args.steps",

@@ -161,3 +161,20 @@ def test_ids_are_permanent() -> None:
         "param-offload-needs-zero3",
         "zero-needs-deepspeed",
     }
+
+
+@pytest.mark.parametrize(
+    ("topology", "is_found"),
+    [(None, False), (Topology(), False), (Topology(on_cpu=True), True)],
+)
+def test_ranks_run_on_the_gpus_of_a_machine_unless_they_are_told_not_to(
+    topology: Topology | None, is_found: bool
+) -> None:
+    gpu = GpuSpec(name="A100", memory_bytes=80 * GIB, compute_capability=(8, 0))
+    machine = Machine(
+        gpus=(gpu,), num_cpu_cores=8, host_memory_bytes=64 * GIB, host_memory_available_bytes=60 * GIB
+    )
+    strategy = Strategy(precision=Precision.FP16)
+    situation = situation_of_strategy(strategy, topology=Topology(), machine=machine)
+    report = check(replace(situation, topology=topology), rules=ALL_RULES)
+    assert ("fp16-needs-gpu" in {finding.rule for finding in report.findings}) is is_found
