@@ -229,6 +229,7 @@ def _of_flags() -> list[_Case]:
             "torchrun --nproc_pre_node 8 x.py",
             "torchrun --nproc-per 8 --rdzv-id=1 -m x",
             "torchrun --zero_stage 3 x.py",
+            "torchrun --use_env x.py",  # of torch.distributed.launch alone
             "torchrun --$MORE --nproc_per_node $N x.py",
             "python -m torch.distributed.launch --use_env x.py",
             "deepspeed --num_gpsu 2 x.py",
