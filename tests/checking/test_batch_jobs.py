@@ -469,6 +469,7 @@ def test_a_launcher_that_counts_one_node_on_each_of_several(header: str, line: s
         f"{_TWO}srun accelerate launch --config_file missing.yaml a.py\n",
         f"{_TWO}srun accelerate launch --num_machines $SLURM_NNODES a.py\n",
         f"{_TWO}srun python a.py\n",
+        f"{_TWO}srun deepspeed a.py\n",  # by its hostfile
         "#SBATCH --nodes=1\nsrun torchrun --nproc_per_node 8 a.py\n",
     ],
 )

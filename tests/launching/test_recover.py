@@ -142,6 +142,24 @@ def test_each_plan_needs_less_than_all_failed_ones(
     assert beyond.endswith("more than allowed after running out of memory")
 
 
+@pytest.mark.parametrize(
+    ("phase", "limit_gib", "beyond"),
+    [
+        (RunPhase.FORWARD, 18, "its tensors need 20.0 GiB in phase forward, 2.0 GiB more"),
+        (RunPhase.FORWARD, 20, None),
+        (RunPhase.SAVE, 18, "its tensors need 30.0 GiB, 12.0 GiB more"),
+        (None, 18, "its tensors need 30.0 GiB, 12.0 GiB more"),
+        (None, 30, None),
+    ],
+)
+def test_what_needs_more_than_an_earlier_attempt_had_says_in_which_phase(
+    phase: RunPhase | None, limit_gib: int, beyond: str | None
+) -> None:
+    limits = MemoryLimits(phases=((phase, limit_gib * GIB),))
+    found = problem(limits=limits).beyond_limits(_estimate(forward=20 * GIB, backward=30 * GIB).device)
+    assert found == (beyond and f"{beyond} than allowed after running out of memory")
+
+
 def test_cuda_workspaces_are_not_scaled_on_cpu_ranks() -> None:
     """No CPU rank has 16 of the 20 GiB: half of what was asked for was there, so 2 GiB of the others."""
     terms = tuple(

@@ -314,6 +314,9 @@ def test_a_plan_that_changes_nothing_says_so_once() -> None:
     as_it_is = solved(captured_problem(num_gpus=1))
     assert applied_rows(as_it_is.plan) == ()
     assert changes_text(as_it_is) == ""
+    assert changes_text(replace(as_it_is, as_it_is=None)) == applied_table(())
+    (why,) = (reason.why for reason in as_it_is.plan.reasons if reason.field == "micro_batch_size")
+    assert why == "the script's own batch, not split"
     split = solved(captured_problem(num_gpus=1, memory_gib=5))
     assert changes_text(split) == applied_table(applied_rows(split.plan))
     assert "batch on each rank" in changes_text(split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.models.trace.entry import trace_config
+from zerofit.planning.beside_fsdp2 import may_be_better
 from zerofit.planning.candidates import candidates
 from zerofit.planning.closed_form_estimator import ClosedFormEstimator
 from zerofit.planning.engine_order import allows_fsdp2, first_engine
@@ -48,7 +50,7 @@ from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.options import MemoryLimits
 from zerofit.planning.plan_reasons import rejected
 from zerofit.planning.problem import Problem
-from zerofit.planning.search import simplicity
+from zerofit.planning.search import Candidate, simplicity
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import TrainingEstimator
 
@@ -343,3 +345,26 @@ def test_states_beyond_the_limit_of_an_earlier_attempt_are_known_without_a_trace
 
 
 _PLAIN = TraceRequest(sequence_length=16, weights=Precision.BF16)
+
+
+@pytest.mark.parametrize(
+    ("others", "excess", "is_traced"),
+    [
+        ((ZeroStage.PARAMETERS,), 1.05, True),
+        ((ZeroStage.PARAMETERS,), 1.5, False),
+        ((), 1.5, True),  # ZeRO-3 can't train it at all
+    ],
+)
+def test_fsdp2_is_traced_where_zero3_nearly_fits_or_can_not_train_this(
+    others: tuple[ZeroStage, ...], excess: float, is_traced: bool
+) -> None:
+    """Both hold the same states, in buffers that differ by less."""
+    sharded = Strategy(engine=Engine.FSDP2)
+    zero = [Strategy(engine=Engine.DEEPSPEED, zero_stage=stage) for stage in others]
+    judged = tuple(Candidate(strategy=strategy, shortage="too large", excess=excess) for strategy in zero)
+    found: Any = SimpleNamespace(chosen=None, others=judged, nearest=None)
+    small: Any = SimpleNamespace(least_bytes=lambda strategy: 0, least_live_bytes=lambda strategy: 0)
+    better = may_be_better(problem(), [sharded], zero, found, small)
+    assert better == [sharded] * is_traced
+    small.least_live_bytes = lambda strategy: 1 << 50
+    assert may_be_better(problem(), [sharded], zero, found, small) == []

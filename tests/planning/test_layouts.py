@@ -18,7 +18,7 @@ from zerofit.core.overrides import overrides
 from zerofit.core.plan import Origin, Topology
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.planning.layout_table import layout_table
-from zerofit.planning.layouts import best_layout, check_open, other_layouts
+from zerofit.planning.layouts import best_layout, check_open, compare_layouts, other_layouts
 from zerofit.planning.plan_table import grouped
 from zerofit.planning.problem import Problem
 from zerofit.planning.search import EstimatedStrategy, tier
@@ -225,3 +225,19 @@ def test_layouts_are_not_compared_where_a_flag_says_which() -> None:
     with pytest.raises(UserError) as error:
         check_open(overrides(sequence_parallel_size=2))
     assert error.value.found == "--compare-layouts with --sequence-parallel-size 2"
+
+
+@pytest.mark.parametrize(
+    ("facts", "sizes"),
+    [
+        (model(is_causal=True, num_layers=8), [2, 4, 8]),
+        (model(is_causal=True, num_layers=4), [2, 4]),
+        (model(is_causal=False, num_layers=8), []),
+    ],
+)
+def test_pipeline_stages_are_compared_for_a_model_of_the_next_token(facts: Any, sizes: list[int]) -> None:
+    layouts = compare_layouts(problem(facts=facts), solve=lambda laid_out: None)
+    assert layouts[0].problem.topology == Topology(world_size=8)
+    found = [layout.problem.topology.pipeline_parallel_size for layout in layouts]
+    assert [size for size in found if size > 1] == sizes
+    assert (len(layouts) > 1) is facts.is_causal

@@ -249,7 +249,10 @@ def test_a_model_without_tokens_has_no_length() -> None:
 
 @pytest.mark.parametrize(("captured", "keeps"), [(capture(), True), (trainer(), False)])
 def test_a_loop_holds_the_outputs_and_trainer_does_not(captured: Capture, keeps: bool) -> None:
-    assert captured_problem(captured).workload.keeps_outputs is keeps
+    problem = captured_problem(captured, num_gpus=1)
+    assert problem.workload.keeps_outputs is keeps
+    strategy = Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
+    assert replays(problem)._setup(strategy).keeps_outputs is keeps
 
 
 def test_what_the_script_alone_can_do_is_left_out_of_what_is_allowed() -> None:

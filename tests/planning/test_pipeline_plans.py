@@ -17,6 +17,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.estimates import RunPhase
 from zerofit.core.plan import Origin, Reason, Topology, plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
+from zerofit.core.units import GIB
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.memory import play_strategy
@@ -30,7 +31,7 @@ from zerofit.planning.plan import ranks_to_plan
 from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.run_spec import RunSpec
 from zerofit.planning.solve import Answer, best_of, solve
-from zerofit.planning.stages import with_stage_blocks
+from zerofit.planning.stages import share_by_memory, with_stage_blocks
 from zerofit.planning.training_estimator import TrainingEstimator
 
 _HIDDEN, _TOKENS, _VOCABULARY = 64, 128, 512
@@ -443,3 +444,29 @@ def test_stages_are_compared_and_taken_by_a_flag_alone() -> None:
     }
     assert list(in_stages) == [2, 4]
     assert all(best is not None and best.fits for best in in_stages.values())
+
+
+@pytest.mark.parametrize(
+    ("stages", "gib_per_block", "blocks"),
+    [
+        (2, (20, 20), None),  # fits with equal stages
+        (2, (30, 10), (2, 4)),
+        (2, (40, 20), None),  # nothing fits
+        (3, (40, 10, 30), (1, 3, 2)),
+        (1, (30,), None),
+        (7, (90,) * 7, None),
+    ],
+)
+def test_a_stage_whose_blocks_need_more_gets_fewer_of_them(
+    stages: int, gib_per_block: tuple[int, ...], blocks: tuple[int, ...] | None
+) -> None:
+    asked = problem(facts=_FACTS, num_gpus=max(2, stages))
+    asked = replace(asked, topology=Topology(world_size=max(2, stages), pipeline_parallel_size=stages))
+
+    def estimator_of(laid_out: Any) -> Any:
+        counts = laid_out.topology.stage_blocks
+        sizes = tuple(count * gib * GIB for count, gib in zip(counts, gib_per_block, strict=True))
+        return SimpleNamespace(stage_bytes=lambda strategy: sizes)
+
+    shared = share_by_memory(asked, Strategy(), estimator_of)
+    assert (shared.topology.stage_blocks if shared else None) == blocks

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from planning_problems import problem, solved
 
 from zerofit.core.estimates import Holder, PhaseMemory, RunPhase, Term
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Buckets, Engine, Lora, OffloadDevice, OptimizerName, Strategy, ZeroStage
 from zerofit.planning import plan_table
+from zerofit.planning.answer_lines import as_it_is_lines
 from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
 from zerofit.planning.plan_labels import label, rate, seconds
+from zerofit.planning.plan_reasons import why_it_loses
 from zerofit.planning.plan_table import GROUPS, bar, group_of, short_verdict
 
 
@@ -144,3 +148,20 @@ def test_a_short_verdict_has_the_time_beside_the_choice(
 )
 def test_rate(per_s: float | None, expected: str) -> None:
     assert rate(per_s) == expected
+
+
+def test_of_files_that_fit_it_is_said_why_another_strategy_is_chosen() -> None:
+    answer = solved(problem(num_gpus=2))
+    chosen = answer.found.chosen
+    assert chosen is not None
+    fits = next(judged for judged in answer.found.others if judged.fits)
+    lacks = replace(fits, shortage="needs 2 GiB of 1 GiB on each GPU")
+    for judged, end in (
+        (chosen, "; this is what runs"),
+        (fits, f"; not chosen: {why_it_loses(fits, chosen, answer.problem)}"),
+        (lacks, ""),
+    ):
+        line, *_ = as_it_is_lines(replace(answer, as_files_say=judged))
+        assert line.startswith("as your files say: ")
+        assert line.endswith(end)
+        assert ("not chosen" in line) is (judged is fits)

@@ -158,6 +158,10 @@ def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(s
     recomputes = found.chosen is not None and found.chosen.strategy.gradient_checkpointing
     switched = [one for one in found.variants if one.strategy.gradient_checkpointing is not recomputes]
     assert bool(switched) == recomputes  # what the choice would need, and take, without recomputing
+    for variant in found.variants:
+        bounds = [estimator._bound(name, variant.strategy) for name in ("states", "live", "played")]
+        assert isinstance(variant, RuledOut) is (max(bounds) > estimator.limit)
+        assert not isinstance(variant, RuledOut) or estimator.limit < variant.least_bytes <= max(bounds)
 
 
 @pytest.mark.parametrize("seed", range(20))

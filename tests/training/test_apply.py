@@ -59,15 +59,22 @@ def test_a_plan_that_can_not_be_applied_is_refused(plan: Any, message: str) -> N
     assert str(refusal(zerofit.apply, plan)) == message
 
 
-def test_other_ranks_on_each_node_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+@pytest.mark.parametrize(
+    ("ranks", "on_node", "found"),
+    [
+        ("4", "4", "4 on this node, and a plan for 2 on each of its nodes"),
+        ("2", "2", "2 ranks, and a plan for 4"),
+        ("8", "2", "8 ranks, and a plan for 4"),
+    ],
+)
+def test_other_ranks_than_the_plans_are_refused(
+    ranks: str, on_node: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", on_node)
     plan = replace(PLAN, topology=Topology(num_nodes=2, world_size=4, on_cpu=True))
     refused = refusal(zerofit.apply, plan)
-    assert (refused.rule, refused.found) == (
-        "world-size-differs",
-        "4 on this node, and a plan for 2 on each of its nodes",
-    )
+    assert (refused.rule, refused.found) == ("world-size-differs", found)
 
 
 @pytest.mark.parametrize(

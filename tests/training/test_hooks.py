@@ -175,3 +175,14 @@ def test_the_step_of_an_optimizer_is_replaced_once_however_often_it_is_prepared(
         assert owner().prepare_optimizer(optimizer) is optimizer
     optimizer.step()
     assert done == calls
+
+
+@pytest.mark.parametrize(("world_size", "is_corrected"), [(1, False), (2, True), (8, True)])
+def test_generate_is_corrected_for_two_ranks_and_more(world_size: int, *, is_corrected: bool) -> None:
+    (hook,) = (hook for hook in MODULE_HOOKS if hook.module == "transformers.generation.utils")
+    mixin = type("GenerationMixin", (), {"generate": lambda self: None})
+    before, alone = mixin.__dict__["generate"], settings()
+    plan = replace(alone.plan, topology=Topology(world_size=world_size, on_cpu=True))
+    module: Any = SimpleNamespace(GenerationMixin=mixin, is_deepspeed_zero3_enabled=lambda: False)
+    hook.install(module, replace(alone, plan=plan), quiet())
+    assert (mixin.__dict__["generate"] is not before) is is_corrected

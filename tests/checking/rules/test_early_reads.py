@@ -241,3 +241,32 @@ def test_accelerate_takes_no_1(script: str, deepspeed: dict[str, Any]) -> None:
 def test_an_hf_config_that_nothing_keeps_is_gone(script: str, found: bool) -> None:
     expected = [("hf-config-not-kept", "certain")] if found else []
     assert _found(script, zero(3)) == expected
+
+
+_READER_TELLS = "create the TrainingArguments before the model and leave HfDeepSpeedConfig out, or "
+_NUMBERS = (
+    "write numbers for train_micro_batch_size_per_gpu and gradient_accumulation_steps, and leave "
+    "train_batch_size out"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        (f"{_KEPT}{_MODEL}{_TRAINER}", f"{_READER_TELLS}{_NUMBERS}"),
+        (f"{_KEPT}{_MODEL}{_ENGINE}", _NUMBERS),
+        (
+            f'{_OWN}with deepspeed.zero.Init(config_dict_or_path="ds_config.json"):\n    {_MAKES}{_TRAINER}',
+            _NUMBERS,
+        ),
+    ],
+)
+def test_who_fills_auto_in_is_named_where_another_call_reads_it(script: str, fix: str) -> None:
+    example = Example(script=_IMPORTS + script, deepspeed=_AUTO, topology=Topology(world_size=4))
+    found = [
+        finding.fix
+        for situation in situations_of_example(example)
+        for finding in check(situation, rules=early_reads.RULES).findings
+        if finding.rule == "zero-init-reads-auto"
+    ]
+    assert found == [fix]

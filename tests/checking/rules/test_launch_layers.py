@@ -229,6 +229,7 @@ def _of_flags() -> list[_Case]:
             "torchrun --nproc_pre_node 8 x.py",
             "torchrun --nproc-per 8 --rdzv-id=1 -m x",
             "torchrun --zero_stage 3 x.py",
+            "torchrun --use_env x.py",  # of torch.distributed.launch alone
             "torchrun --$MORE --nproc_per_node $N x.py",
             "python -m torch.distributed.launch --use_env x.py",
             "deepspeed --num_gpsu 2 x.py",
@@ -362,6 +363,8 @@ def _of_best_model() -> list[_Case]:
         f"{best}, save_strategy='best'",
         f"{best}, eval_strategy='steps', eval_steps=200",
         f"{best}, eval_strategy='steps', eval_steps=250",
+        f"{best}, eval_strategy='steps', eval_steps=2, save_steps=1",
+        f"{best}, eval_strategy='steps', eval_steps=1, save_steps=3",
         f"{best}, eval_strategy='steps', eval_steps=0.1, save_steps=0.2",
         f"{best}, eval_strategy='steps', logging_steps=300",
         f"{best}, eval_strategy='steps', eval_steps=args.steps",

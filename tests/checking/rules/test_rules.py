@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pkgutil import walk_packages
 from types import ModuleType
@@ -27,11 +27,11 @@ from zerofit.core.strategy import Precision, Strategy
 from zerofit.core.units import GIB
 
 
-def _broken(example: Example) -> list[str]:
+def _broken(example: Example, rules: Sequence[Rule] = ALL_RULES) -> list[str]:
     return [
         finding.rule
         for situation in situations_of_example(example)
-        for finding in check(situation, rules=ALL_RULES).findings
+        for finding in check(situation, rules=rules).findings
     ]
 
 
@@ -73,6 +73,13 @@ def test_bad_example_breaks_this_rule_alone() -> None:
 
 def test_good_example_breaks_no_rule() -> None:
     assert wrong_in(ALL_RULES, _wrong_in_good_example) == []
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
+def test_by_itself_each_rule_breaks_on_its_bad_example_and_holds_on_its_good_one(rule: Rule) -> None:
+    """The two tests above hold each example against all rules, which takes them too long for `make test`."""
+    assert _broken(EXAMPLES[rule.id].bad, (rule,)) != []
+    assert _broken(EXAMPLES[rule.id].good, (rule,)) == []
 
 
 def test_rule_is_declared_whole() -> None:
@@ -154,3 +161,20 @@ def test_ids_are_permanent() -> None:
         "param-offload-needs-zero3",
         "zero-needs-deepspeed",
     }
+
+
+@pytest.mark.parametrize(
+    ("topology", "is_found"),
+    [(None, False), (Topology(), False), (Topology(on_cpu=True), True)],
+)
+def test_ranks_run_on_the_gpus_of_a_machine_unless_they_are_told_not_to(
+    topology: Topology | None, is_found: bool
+) -> None:
+    gpu = GpuSpec(name="A100", memory_bytes=80 * GIB, compute_capability=(8, 0))
+    machine = Machine(
+        gpus=(gpu,), num_cpu_cores=8, host_memory_bytes=64 * GIB, host_memory_available_bytes=60 * GIB
+    )
+    strategy = Strategy(precision=Precision.FP16)
+    situation = situation_of_strategy(strategy, topology=Topology(), machine=machine)
+    report = check(replace(situation, topology=topology), rules=ALL_RULES)
+    assert ("fp16-needs-gpu" in {finding.rule for finding in report.findings}) is is_found

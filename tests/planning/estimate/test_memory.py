@@ -302,3 +302,18 @@ def test_the_uncertainty_goes_by_ranks_by_whose_model_was_traced_and_by_its_form
     setup = _setup(layered_log(), Strategy(quantization=quantization), ranks=ranks)
     estimate = estimate_memory(replace(setup, use=ModelUse(is_own=own_model)), gpu=gpu)
     assert estimate.uncertainty == uncertainty
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(1, "bytes per sample"), (2, "bytes per sample (2 rows at the model)")]
+)
+def test_a_sample_of_several_rows_is_explained_as_such(rows: int, said: str) -> None:
+    """A preference pair, for example."""
+    log = layered_log((LayerSizes(),), checkpointing=False, bytes_per_element=4, output_per_sample=MIB)
+    setup = replace(_setup(log, Strategy(micro_batch_size=2)), use=ModelUse(rows_per_sample=rows))
+    estimate = estimate_memory(setup, gpu=GpuSpec(name="made", memory_bytes=GIB))
+    formulas = [
+        term.formula for phase in estimate.phases for term in phase.terms if "per sample" in term.formula
+    ]
+    assert formulas
+    assert all(said in formula and ("rows" in formula) is (rows > 1) for formula in formulas)

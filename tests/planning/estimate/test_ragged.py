@@ -125,9 +125,10 @@ def test_a_batch_is_as_wide_as_its_longest_sample_and_a_grouped_one_as_all_of_th
 _COUNTS = ((100, 40), (512, 40))
 
 
-def _batch(width: int, *lengths: int) -> CapturedBatch:
-    ids = CapturedTensor(name="input_ids", shape=(len(lengths), width), dtype="int64")
-    return CapturedBatch(tensors=(ids,), lengths=lengths)
+def _batch(width: int, *lengths: int, name: str = "input_ids") -> CapturedBatch:
+    sizes = CapturedTensor(name="weights", shape=(len(lengths), 3), dtype="float32")
+    ids = CapturedTensor(name=name, shape=(len(lengths), width), dtype="int64")
+    return CapturedBatch(tensors=(sizes, ids), lengths=lengths)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,11 @@ def _batch(width: int, *lengths: int) -> CapturedBatch:
     [
         pytest.param([_batch(310, 310, 7), _batch(101, 101, 100)], _COUNTS, 1, id="padded to the longest"),
         pytest.param([_batch(312, 310, 7), _batch(104, 101, 100)], _COUNTS, 8, id="to a multiple of 8"),
+        pytest.param(
+            [_batch(312, 310, 7, name="tokens"), _batch(104, 101, 100, name="tokens")],
+            *(_COUNTS, 8),
+            id="under another name",
+        ),
         pytest.param([_batch(512, 310, 7), _batch(512, 101, 100)], _COUNTS, None, id="to a fixed length"),
         pytest.param([_batch(512, 512, 512), _batch(512, 512, 512)], ((512, 80),), None, id="packed"),
         pytest.param([_batch(411, 411), _batch(201, 201)], _COUNTS, None, id="two samples in a row"),

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_logs import LayerSizes, layered_log
 
-from zerofit.planning.estimate.engines.engine import bucket_sizes
+from zerofit.core.facts import Versions
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.planning.estimate.engines.engine import Setup, bucket_sizes
 from zerofit.planning.estimate.engines.zero_engine import FlatGroup, merged
+from zerofit.planning.estimate.engines.zero_stages_0_to_2 import full_ranks
 
 _SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=12).map(tuple)
 
@@ -73,3 +78,24 @@ def test_more_ranks_never_have_a_larger_part_each(sizes: tuple[int, ...], num_ra
         FlatGroup(sizes=sizes, num_ranks=ranks).partition_elements for ranks in (num_ranks, num_ranks + 1)
     ]
     assert parts[1] <= parts[0]
+
+
+@pytest.mark.parametrize(("stage", "rank"), [(ZeroStage.OPTIMIZER_STATES, 0), (ZeroStage.GRADIENTS, 7)])
+@pytest.mark.parametrize("offload", [OffloadDevice.NONE, OffloadDevice.CPU])
+def test_beside_the_fullest_rank_that_whose_gradients_come_first_is_looked_at(
+    stage: ZeroStage, rank: int, offload: OffloadDevice
+) -> None:
+    """Its gradients meet all activations at stage 2, and all other gradients at stage 1."""
+    small = (LayerSizes(elements=(1 << 20, 1 << 20)),) * 4
+    large = LayerSizes(elements=(8 << 20, 8 << 20))  # on ranks 2 to 5
+    setup = Setup(
+        log=layered_log(
+            (*small, large, *small), checkpointing=False, bytes_per_element=2, output_per_sample=1 << 20
+        ),
+        strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=stage, optimizer_offload=offload),
+        topology=Topology(world_size=8),
+        versions=Versions(python="3.11", zerofit="0"),
+    )
+    fullest, *others = full_ranks(setup)
+    assert 2 <= fullest <= 5
+    assert rank in others

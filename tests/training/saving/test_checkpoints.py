@@ -68,9 +68,11 @@ def test_the_other_engine_does_not(saved_by: str, now: str, engine: str, tmp_pat
     assert refused.fix.startswith(f"run with --engine {engine}, ")
 
 
-@pytest.mark.parametrize(("can_resume", "is_noted"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("more", "is_noted"), [({}, True), ({"can_resume": True}, True), ({"can_resume": False}, False)]
+)
 def test_a_save_is_noted_in_the_run_folder_if_a_run_can_resume_from_it(
-    can_resume: bool, is_noted: bool, tmp_path: Path
+    more: dict[str, bool], is_noted: bool, tmp_path: Path
 ) -> None:
     run_folder, saved = tmp_path / "run", tmp_path / "checkpoint-3"
     run_folder.mkdir()
@@ -78,7 +80,7 @@ def test_a_save_is_noted_in_the_run_folder_if_a_run_can_resume_from_it(
     def write(folder: Path) -> None:
         (folder / "weights.bin").write_bytes(b"1234")
 
-    save_whole(saved, write, layout=_LAYOUT, run_folder=run_folder, step=3, can_resume=can_resume)
+    save_whole(saved, write, layout=_LAYOUT, run_folder=run_folder, step=3, **more)
     assert (saved / "weights.bin").read_bytes() == b"1234"
     assert (saved in noted_checkpoints(run_folder)) is is_noted
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from refusals import refusal
 
 from zerofit.core.errors import UserError
 from zerofit.training.saving import elastic_resume
@@ -84,3 +85,31 @@ def test_other_groups_than_those_saved_are_refused(tmp_path: Path, num_saved: in
     found = f"{num_saved} parameter groups, and the script creates 2"
     with pytest.raises(UserError, match=found):
         elastic_resume._load(_engine({"lr": 0.01}, {"lr": 0.02}), tmp_path, "tag", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("failure", "found"),
+    [
+        (None, None),
+        (ValueError("no states"), "ValueError: no states"),
+        (UserError("file-missing", "", found="latest", why="", fix=""), "file-missing: latest"),
+    ],
+)
+def test_rank_0_converts_at_once_and_a_failure_names_the_checkpoint(
+    failure: Exception | None, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted, copy = [], tmp_path / "copy"
+
+    def convert(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
+        converted.append(tag)
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(elastic_resume, "_convert", convert)
+    monkeypatch.setattr(elastic_resume, "time", None)  # it waits for nobody
+    if found is None:
+        elastic_resume._convert_together(tmp_path, "step7", copy, keeps=set())
+    else:
+        refused = refusal(elastic_resume._convert_together, tmp_path, "step7", copy, keeps=set())
+        assert (refused.rule, refused.found) == ("checkpoint-not-convertible", f"{tmp_path}: {found}")
+    assert converted == ["step7"]

@@ -70,3 +70,14 @@ def test_a_part_that_trains_is_refused_in_a_sharded_model_alone(sharded: Any) ->
         "Sequential.head is set after accelerator.prepare()",
     )
     sharded_model._refuse_module(nn.Sequential(), "head", nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("trains", [None, False, True])
+def test_a_sharded_model_gets_no_parameter_that_trains(trains: bool | None, sharded: Any) -> None:
+    parameter = None if trains is None else nn.Parameter(torch.ones(2), requires_grad=trains)
+    sharded_model._refuse_parameter(nn.Linear(2, 2), "bias", parameter)  # of a model that is not sharded
+    if trains:
+        refused = refusal(sharded_model._refuse_parameter, sharded[0], "bias", parameter)
+        assert refused.found == "Linear.bias is set after accelerator.prepare()"
+    else:
+        sharded_model._refuse_parameter(sharded[0], "bias", parameter)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,13 @@ from refusals import refusal
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.upstream.transformers import field_names
-from zerofit.training.setup.trainer_arguments import Batches, apply, batches_under, install_arguments
+from zerofit.training.setup.trainer_arguments import (
+    Batches,
+    _take_deepspeed,
+    apply,
+    batches_under,
+    install_arguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -358,3 +365,28 @@ def test_a_batch_of_all_ranks_together_is_planned_as_such(
         arguments, settings(precision_is_default=False, trainer_accumulates=True, micro_batch_size=4), quiet()
     )
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (8, 2)
+
+
+_ON_DEEPSPEED = "DeepSpeed is configured as the plan says; the script says TrainingArguments.deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("config", "plan", "said"),
+    [
+        ({}, {}, _ON_DEEPSPEED),
+        ({"optimizer": {}}, {}, f"{_ON_DEEPSPEED}, whose optimizer stay"),
+        ({"optimizer": {}, "scheduler": {}}, {}, f"{_ON_DEEPSPEED}, whose optimizer and scheduler stay"),
+        (
+            {"optimizer": {}, "scheduler": {}},
+            {"optimizer": OptimizerName.SGD},
+            f"{_ON_DEEPSPEED}, whose scheduler stay",
+        ),
+    ],
+)
+def test_of_a_scripts_deepspeed_config_the_optimizer_and_the_scheduler_stay(
+    config: dict[str, Any], plan: dict[str, Any], said: str
+) -> None:
+    changes, arguments = quiet(), SimpleNamespace(deepspeed={"zero_optimization": {"stage": 1}, **config})
+    _take_deepspeed(arguments, settings(uses_deepspeed=True, **plan), changes)
+    assert arguments.deepspeed is None
+    assert changes.lines == (said,)

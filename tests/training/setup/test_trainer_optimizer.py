@@ -158,3 +158,23 @@ def test_under_deepspeed_the_scheduler_that_the_script_gives_steps_unless_there_
     trainer = kind(optimizer, given)
     assert trainer.train(own) == steps
     assert trainer.optimizer is optimizer
+
+
+@pytest.mark.parametrize("name", [None, OptimizerName.SGD])
+def test_a_trainer_makes_its_optimizer_as_before_once_it_has_trained(name: OptimizerName | None) -> None:
+    made = []
+
+    class Trained(_Trainer):
+        def train(self, own: str | None = None) -> str:
+            made.append(self.create_optimizer)
+            return "trained"
+
+    wanted = settings(uses_deepspeed=True, optimizer=name)
+    wrap_all(Trained, trainer_optimizer.trainer_wrappers(Trained, wanted, quiet()))
+    trainer = Trained(None, None)
+    if name is None:  # set on the Trainer itself, and not taken away
+        trainer.create_optimizer = lambda: None  # type: ignore[method-assign]
+    before = vars(trainer).get("create_optimizer")
+    assert trainer.train() == "trained"
+    assert (before is made[0]) is (name is None)
+    assert vars(trainer).get("create_optimizer") is before

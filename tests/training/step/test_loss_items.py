@@ -46,6 +46,8 @@ def entropy(logits: Any, **more: Any) -> Any:
         (lambda x: x.square().mean(-1).sqrt().mean(), 6),
         (lambda x: x.square().sum(-1).mean(), 6),
         (lambda x: x.square().sum(0).mean(), None),
+        (lambda x: x.square().sum(-2).mean(), None),
+        (lambda x: x.T.square().mean(), 30),
         (lambda x: x.mean(0).mean(), 30),
         (lambda x: x.mean(0).square().mean(), None),
         (lambda x: x.T.mean(-1).square().mean(), None),

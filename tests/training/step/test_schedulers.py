@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,3 +84,16 @@ def test_a_release_whose_optimizers_have_defaults_keeps_its_own() -> None:
     module: Any = SimpleNamespace(DeepSpeedOptimizer=kind)
     schedulers.install(module, settings(), quiet())
     assert kind.defaults == {"lr": 0.25}
+
+
+def test_a_scheduler_that_is_led_to_another_optimizer_counts_its_steps() -> None:
+    """torch warns of a scheduler that steps before its optimizer, or whose optimizer hides its steps."""
+    stale = optimizer()
+    scheduler = inverse(stale)
+    live = torch.optim.SGD(stale.param_groups)
+    schedulers.lead_schedulers(stale, live)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        live.step()
+        scheduler.step()
+    assert live.param_groups[1]["lr"] == 0.05

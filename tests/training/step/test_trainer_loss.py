@@ -152,3 +152,18 @@ def test_a_batch_whose_loss_tells_nothing_leaves_the_question_to_the_next(
     trainer, model = _trainer(), _Model(ignores=ignores)
     assert _ignores(trainer, model, unclear, num_items=4) is False
     assert _ignores(trainer, model, 1.0, num_items=4) is ignores
+
+
+def test_a_batchs_loss_is_the_same_beside_its_outputs(train: Callable[..., Trained]) -> None:
+    """A script's Trainer may ask for both in a loss of its own."""
+    make, collate, _ = KINDS["classification"]
+    found = train({}, (2, 2), make_model=make, collate=collate, arguments={"max_steps": 1})
+    trainer, batch = found.trainer, collate(TOKENS["samples"](2))
+    trainer.model.train()
+    alone = trainer.model(**batch).loss
+    share = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=8)
+    beside, outputs = trainer.compute_loss(
+        trainer.model, dict(batch), return_outputs=True, num_items_in_batch=8
+    )
+    assert float(beside) == float(share) == pytest.approx(float(alone) * 2 / 8)
+    assert outputs["logits"].shape == (2, 3)

@@ -88,7 +88,7 @@ class LogCopier:
         except ChildProcessError:  # the script has reaped it
             return True
         self._has_ended = pid != 0 and status == 0
-        return pid != 0 and status != 0
+        return status != 0  # 0 also while it runs
 
 
 def tee_output(log: Path) -> LogCopier:

@@ -11,6 +11,7 @@ from ds_config_findings import found_in, verdict
 from zerofit.checking.engine import Finding
 from zerofit.configs.document import RemoveKey, RenameKey, SetValue
 from zerofit.core.command import Route
+from zerofit.core.plan import Topology
 
 _M = {"train_micro_batch_size_per_gpu": 4}
 _ON = {"enabled": True}
@@ -377,3 +378,32 @@ def test_rules_are_unknown_without_the_schema() -> None:
     assert {unknown.fact for unknown in said.unknown if unknown.rule == "deepspeed-key-misspelt"} == {
         "DeepSpeed's keys"
     }
+
+
+@pytest.mark.parametrize(
+    ("size", "is_found"),
+    [(3, True), (2, False), (1, False), (True, False), ("3", False), (None, False), ([], False)],
+)
+def test_groups_of_tensor_parallelism_are_those_of_a_whole_number(size: Any, is_found: bool) -> None:
+    config = {**_zero(), "tensor_parallel": {"autotp_size": size}}
+    found = [finding.rule for finding in verdict(config, topology=Topology(world_size=4)).findings]
+    assert ("tensor-parallel-groups-not-whole" in found) is is_found
+
+
+@pytest.mark.parametrize(
+    ("fp16", "is_on"),
+    [
+        (True, True),
+        (1, True),
+        ("true", True),
+        ("TRUE", True),
+        (False, False),
+        (0, False),
+        ("no", False),
+        (2, False),
+    ],
+)
+def test_two_number_formats_are_refused_where_both_are_on(fp16: Any, is_on: bool) -> None:
+    config = {**_zero(), "fp16": {"enabled": fp16}, "bf16": _ON}
+    found = [finding.rule for finding in verdict(config, route=Route.NATIVE).findings]
+    assert ("deepspeed-fp16-and-bf16" in found) is is_on

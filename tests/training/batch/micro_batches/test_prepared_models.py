@@ -19,7 +19,7 @@ from accelerators import forget_accelerators, quiet, settings, wrap_all
 from split_models import assert_equal, gradients, tiny
 
 from zerofit.training.batch.micro_batches import hooks
-from zerofit.training.batch.micro_batches.split_model import SplitModel
+from zerofit.training.batch.micro_batches.split_model import SplitModel, unwrapped
 from zerofit.training.changes import Changes
 
 
@@ -306,3 +306,20 @@ def test_a_compiled_model() -> None:
         _backward(accelerator, compiled(x).pow(2).mean())
         assert_equal(gradients(model), expected)
     assert len(changes.lines) == 1
+
+
+class _Holder(torch.nn.Module):
+    """A script's model that has another as its part, named as wrappers name theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(2, 1)
+
+
+def test_a_model_is_unwrapped_from_what_wraps_models_alone() -> None:
+    holder = _Holder()
+    wrapper = type("DistributedDataParallel", (_Holder,), {})()
+    wrapper.module = holder
+    assert unwrapped(holder) is holder
+    assert unwrapped(wrapper) is holder
+    assert unwrapped(torch.compile(holder)) is holder

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from split_models import assert_equal, gradients, split, tiny
+
+from zerofit.training.batch.micro_batches.random_state import devices_of
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "lora"])
@@ -89,3 +92,22 @@ def test_autocast_of_the_script_reaches_the_second_run() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             made.backward(model(**batch).loss)
         assert_equal(gradients(model), expected, within=0.03)
+
+
+@pytest.mark.parametrize(
+    ("is_available", "is_initialized", "devices"),
+    [
+        (True, True, {"cpu", "cuda:1"}),
+        (True, False, {"cpu"}),  # nothing has run on it yet
+        (False, True, {"cpu"}),
+    ],
+)
+def test_an_offloaded_model_computes_on_the_ranks_accelerator_too(
+    is_available: bool, is_initialized: bool, devices: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: is_available)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    module = SimpleNamespace(is_initialized=lambda: is_initialized)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    assert {str(device) for device in devices_of(torch.nn.Linear(1, 1))} == devices

@@ -113,3 +113,11 @@ def test_a_training_leaves_no_optimizer_behind(release: str) -> None:
         getattr(own, release)()
         gc.collect()
     assert [one() for one in held] == [None] * 3
+
+
+def test_a_model_and_an_optimizer_that_are_prepared_by_kind_join_too() -> None:
+    """accelerate's own methods return both as they are."""
+    own = accelerator()
+    model, optimizer = parts()
+    own.prepare_optimizer(optimizer)
+    assert type(own.prepare_model(model)).__name__ == "Engine"

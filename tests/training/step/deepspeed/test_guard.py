@@ -10,6 +10,7 @@ import torch
 from accelerators import quiet
 from refusals import refusal
 
+from zerofit.core.upstream.zero_fragments import Fragment
 from zerofit.training.step.deepspeed import script_gradients, script_weights
 from zerofit.training.step.deepspeed.guard import Guard, _ScriptGroups
 from zerofit.training.step.deepspeed.untrained_parameters import UntrainedParameters
@@ -136,6 +137,52 @@ def test_a_gradient_may_be_dropped_before_there_is_one_and_never_written(
     assert "the script writes a gradient, which ZeRO-2 has moved elsewhere" in str(refused)
     guard.begin_backward()
     assert refusal(_write, weight, None).rule == "gradients-by-hand-under-zero"
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_sharded_weight_may_be_read_after_a_pass_that_trains_nothing(
+    training: bool, has_gradients: bool, guarded: Callable[[int], tuple[Any, Guard]]
+) -> None:
+    engine, _ = guarded(3)
+    engine._take_model_step()
+    engine.train(training)
+    with torch.set_grad_enabled(has_gradients):
+        engine(torch.ones(1))
+    if training and has_gradients:
+        assert refusal(lambda: engine.module.weight.shape).rule == "weight-sharded-by-zero3"
+    else:
+        assert engine.module.weight.shape == (0,)
+
+
+def test_a_weight_that_is_changed_and_written_again_counts_as_changed_until_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = SimpleNamespace(
+        optimizer=SimpleNamespace(), _config=SimpleNamespace(zero_config=SimpleNamespace())
+    )
+    changed, same = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    fragments = {
+        id(weight): Fragment(weights=weight.detach(), master=torch.ones(2), states=())
+        for weight in (changed, same)
+    }
+    monkeypatch.setattr(script_weights, "fragment_of", lambda _, weight: fragments[id(weight)])
+    weights = script_weights.ScriptWeights(engine, [("changed", changed), ("same", same)], quiet())
+    with torch.no_grad():
+        changed.add_(1)
+        same.mul_(1)
+        weights.check(1)
+        changed.mul_(1)
+        weights.check(1)
+    assert fragments[id(changed)].master.tolist() == [2, 2]
+    taken = weights.take_written()
+    assert {
+        name: taken[id(weight)].is_changed for name, weight in (("changed", changed), ("same", same))
+    } == {
+        "changed": True,
+        "same": False,
+    }
+    assert weights.take_written() == {}
 
 
 def test_weights_are_compared_after_each_of_the_first_steps_and_then_every_fifty(

@@ -59,7 +59,9 @@ def test_a_failure_beside_a_sharded_weight_is_named(works_with: Callable[[Any], 
     assert named is not None
     assert named.rule == "weight-sharded-by-zero3"
     assert f"weight in {__file__}" in named.found
-    assert type(error).__name__ in named.found
+    message = str(error).partition("\n")[0]
+    assert message
+    assert named.found.endswith(f": {type(error).__name__}: {message}")
 
 
 def test_a_gathered_weight_is_no_cause() -> None:
