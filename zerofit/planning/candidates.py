@@ -348,7 +348,7 @@ def _checkpointing(
         fixed = True
     wanted = problem.constraints.among("gradient_checkpointing", (False, True)) if fixed is None else (fixed,)
     is_open = offloads_activations and not problem.said.has("activation_offload")
-    moves = (base.activation_offload,)
+    moves: tuple[bool, ...] = (base.activation_offload,)
     if is_open and problem.constraints.allow("activation_offload", True):
         moves = (False, True)
     return tuple((does, moved and does) for does in wanted for moved in (moves if does else (False,)))
