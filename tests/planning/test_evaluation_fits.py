@@ -110,6 +110,17 @@ def test_an_unknown_number_of_samples_is_told() -> None:
     assert "predictions of one batch are counted" in answer.notes[-1]
 
 
+def test_predictions_of_each_batch_are_gathered_for_its_metrics_and_none_reach_the_host() -> None:
+    by_batch = replace(KEEPS, takes_batches=True, moves_every=1, num_samples=None)
+    answer = _answer(by_batch, kept=8 * GIB)  # of 8 samples on each of 2 ranks
+    found = _found(answer)
+    assert found.device.peak_bytes > 2 * 8 * 8 * GIB
+    assert (found.host_bytes, found.change) == (0, (("per_device_eval_batch_size", "2"),))
+    assert not any("predictions of one batch" in note for note in answer.notes)
+    (line,) = evaluation_lines(answer)
+    assert "evaluation in batches of 8 with metrics of each batch runs out of memory" in line
+
+
 def test_a_plan_file_keeps_it() -> None:
     plan: Any = _answer(KEEPS, kept=64 * MIB).plan
     assert plan_from_json(plan_to_json(plan), name="plan.json") == plan

@@ -52,6 +52,7 @@ class Evaluation:
 def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
     """Play the batches on the engine's tape, up to the copy of the predictions to the host.
 
+    A single batch is taken for one of many whose predictions do not come together, and is played twice.
     Trainer holds a batch's predictions through the next forward pass, gathers them over the ranks, and copies
     them behind those that it has, which are there as long as the copy is made.
     Source: transformers 5.23, trainer.py, evaluation_loop; trainer_pt_utils.py, EvalLoopContainer.
@@ -59,6 +60,8 @@ def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
     tape = engine.tape
     tape.begin(RunPhase.EVALUATE)
     gathered = [size * evaluation.num_ranks for size in evaluation.kept_sizes]
+    if evaluation.num_batches <= 1:  # ZeRO-3 leaves weights gathered, which a later batch finds
+        engine.drop(_play_batch(engine, evaluation))
     earlier = max(0, evaluation.num_batches - _PLAYED_BATCHES)
     held = [tape.allocate(size * earlier, KEPT) for size in gathered if earlier]
     batch: list[int] = []
