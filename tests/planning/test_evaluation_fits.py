@@ -80,6 +80,15 @@ def test_kept_predictions_that_do_not_fit_are_told_with_the_argument_that_helps(
     assert line.endswith("; set --eval_accumulation_steps 32")
 
 
+def test_samples_that_fill_no_batch_are_not_counted_as_kept() -> None:
+    """What 2 ranks keep of 4094 samples in batches of 16, while the last batch is copied."""
+    whole, lacking = (
+        _found(_answer(replace(KEEPS, num_samples=number), kept=MIB)).device.most_tensors
+        for number in (4096, 4094)
+    )
+    assert whole - lacking == 2 * MIB
+
+
 def test_a_batch_that_does_not_fit_is_made_smaller() -> None:
     answer = _answer(LOSS_ALONE, activations=20 * GIB)
     assert _found(answer).change == (("per_device_eval_batch_size", "2"),)

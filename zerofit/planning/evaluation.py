@@ -99,12 +99,15 @@ class _Evaluations:
 
     def _evaluation(self, captured: CapturedEvaluation) -> Evaluation:
         together = _num_batches(captured, self._num_ranks) if captured.keeps_predictions else 1
+        num_batches = min(together, captured.moves_every or together)
+        is_whole = captured.keeps_predictions and num_batches == together
         return Evaluation(
             log=self.trace.log_for(captured.batch_size),
             batch_size=captured.batch_size,
-            num_batches=min(together, captured.moves_every or together),
+            num_batches=num_batches,
             num_ranks=self._num_ranks,
             concatenates=captured.concatenates,
+            num_lacking=_num_lacking(captured, self._num_ranks) if is_whole else 0,
         )
 
     @property
@@ -138,6 +141,13 @@ def _num_batches(captured: CapturedEvaluation, num_ranks: int) -> int:
     if captured.num_samples is None:
         return 1
     return max(1, -(-captured.num_samples // (captured.batch_size * num_ranks)))
+
+
+def _num_lacking(captured: CapturedEvaluation, num_ranks: int) -> int:
+    """Return the samples by which the last batch of all ranks is not full."""
+    if captured.num_samples is None:
+        return 0
+    return -captured.num_samples % (captured.batch_size * num_ranks)
 
 
 def _halved(number: int) -> Iterator[int]:

@@ -189,6 +189,11 @@ def test_kept_predictions_grow_with_the_batches_and_ranks(
     assert _played_peak(evaluation) == expected
 
 
+def test_a_last_batch_that_is_not_full_is_gathered_whole_and_kept_in_part() -> None:
+    evaluation = Evaluation(log=_made_log(), batch_size=2, num_batches=5, num_ranks=4, num_lacking=3)
+    assert _played_peak(evaluation) == 100 * (4 * 8 + (5 * 8 - 3) + 8)
+
+
 def test_evaluations_hold_the_states_of_training_and_no_gradients() -> None:
     log = _made_log()
     training = layered_log((LayerSizes(elements=(1024, 2048)),))
