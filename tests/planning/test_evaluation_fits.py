@@ -80,6 +80,15 @@ def test_kept_predictions_that_do_not_fit_are_told_with_the_argument_that_helps(
     assert line.endswith("; set --eval_accumulation_steps 32")
 
 
+def test_samples_that_fill_no_batch_are_not_counted_as_kept() -> None:
+    """What 2 ranks keep of 4094 samples in batches of 16, while the last batch is copied."""
+    whole, lacking = (
+        _found(_answer(replace(KEEPS, num_samples=number), kept=MIB)).device.most_tensors
+        for number in (4096, 4094)
+    )
+    assert whole - lacking == 2 * MIB
+
+
 def test_a_batch_that_does_not_fit_is_made_smaller() -> None:
     answer = _answer(LOSS_ALONE, activations=20 * GIB)
     assert _found(answer).change == (("per_device_eval_batch_size", "2"),)
@@ -108,6 +117,17 @@ def test_a_trainer_whose_evaluation_can_t_be_traced_has_a_note(captured: Capture
 def test_an_unknown_number_of_samples_is_told() -> None:
     answer = _answer(replace(KEEPS, num_samples=None), kept=64 * MIB)
     assert "predictions of one batch are counted" in answer.notes[-1]
+
+
+def test_predictions_of_each_batch_are_gathered_for_its_metrics_and_none_reach_the_host() -> None:
+    by_batch = replace(KEEPS, takes_batches=True, moves_every=1, num_samples=None)
+    answer = _answer(by_batch, kept=8 * GIB)  # of 8 samples on each of 2 ranks
+    found = _found(answer)
+    assert found.device.peak_bytes > 2 * 8 * 8 * GIB
+    assert (found.host_bytes, found.change) == (0, (("per_device_eval_batch_size", "2"),))
+    assert not any("predictions of one batch" in note for note in answer.notes)
+    (line,) = evaluation_lines(answer)
+    assert "evaluation in batches of 8 with metrics of each batch runs out of memory" in line
 
 
 def test_a_plan_file_keeps_it() -> None:

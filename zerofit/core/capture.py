@@ -204,6 +204,9 @@ class CapturedEvaluation:
     """Batches after which they are moved (eval_accumulation_steps); None moves them at the end."""
     concatenates: bool = True
     """True if each batch's are copied behind those of the batches before (eval_do_concat_batches)."""
+    takes_batches: bool = False
+    """True if compute_metrics takes the predictions of each batch by themselves, on the GPU, so that none are
+    moved to the host (batch_eval_metrics); moves_every is then 1."""
     is_certain: bool = True
     """True if training itself evaluates (eval_strategy); else the script calls evaluate(), perhaps in other
     runs alone."""

@@ -53,7 +53,7 @@ def with_evaluation(answer: Answer, estimator: TrainingEstimator) -> Answer:
     except EngineRefusedError as refused:
         return _not_counted(answer, f"{refused.why.summary}: {refused.why.found}")
     found = _Evaluations(problem=problem, setup=setup, trace=trace, captured=captured).estimate()
-    if captured.keeps_predictions and captured.num_samples is None:
+    if captured.keeps_predictions and not captured.takes_batches and captured.num_samples is None:
         note = "how many samples are evaluated is not known: the predictions of one batch are counted"
         answer = replace(answer, notes=(*answer.notes, note))
     return replace(answer, plan=replace(answer.plan, estimate=replace(estimate, evaluation=found)))
@@ -99,12 +99,15 @@ class _Evaluations:
 
     def _evaluation(self, captured: CapturedEvaluation) -> Evaluation:
         together = _num_batches(captured, self._num_ranks) if captured.keeps_predictions else 1
+        num_batches = min(together, captured.moves_every or together)
+        is_whole = captured.keeps_predictions and num_batches == together
         return Evaluation(
             log=self.trace.log_for(captured.batch_size),
             batch_size=captured.batch_size,
-            num_batches=min(together, captured.moves_every or together),
+            num_batches=num_batches,
             num_ranks=self._num_ranks,
             concatenates=captured.concatenates,
+            num_lacking=_num_lacking(captured, self._num_ranks) if is_whole else 0,
         )
 
     @property
@@ -126,7 +129,7 @@ class _Evaluations:
     def _host_bytes(self) -> int:
         """Return what all ranks of a node hold in the end: each has the predictions of all samples."""
         captured, num_ranks = self.captured, self._num_ranks
-        if not captured.keeps_predictions:
+        if not captured.keeps_predictions or captured.takes_batches:
             return 0
         one = self._evaluation(replace(captured, moves_every=1))
         everything = sum(one.kept_sizes) * num_ranks * _num_batches(captured, num_ranks)
@@ -138,6 +141,13 @@ def _num_batches(captured: CapturedEvaluation, num_ranks: int) -> int:
     if captured.num_samples is None:
         return 1
     return max(1, -(-captured.num_samples // (captured.batch_size * num_ranks)))
+
+
+def _num_lacking(captured: CapturedEvaluation, num_ranks: int) -> int:
+    """Return the samples by which the last batch of all ranks is not full."""
+    if captured.num_samples is None:
+        return 0
+    return -captured.num_samples % (captured.batch_size * num_ranks)
 
 
 def _halved(number: int) -> Iterator[int]:
@@ -185,5 +195,7 @@ def _what(answer: Answer) -> str:
     captured = answer.problem.script.capture.evaluation
     assert captured is not None
     kept = " with kept predictions" if captured.keeps_predictions else ""
+    if captured.takes_batches:
+        kept = " with metrics of each batch"
     when = "" if captured.is_certain else ", if the script does it,"
     return f"evaluation in batches of {captured.batch_size}{kept}{when}"

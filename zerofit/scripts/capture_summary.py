@@ -76,6 +76,7 @@ def _evaluation(captured: CapturedEvaluation) -> dict[str, Any]:
         "keeps_predictions": captured.keeps_predictions,
         "moves_every": captured.moves_every,
         "concatenates": captured.concatenates,
+        "takes_batches": captured.takes_batches,
         "is_certain": captured.is_certain,
     }
 

@@ -189,6 +189,11 @@ def test_kept_predictions_grow_with_the_batches_and_ranks(
     assert _played_peak(evaluation) == expected
 
 
+def test_a_last_batch_that_is_not_full_is_gathered_whole_and_kept_in_part() -> None:
+    evaluation = Evaluation(log=_made_log(), batch_size=2, num_batches=5, num_ranks=4, num_lacking=3)
+    assert _played_peak(evaluation) == 100 * (4 * 8 + (5 * 8 - 3) + 8)
+
+
 def test_evaluations_hold_the_states_of_training_and_no_gradients() -> None:
     log = _made_log()
     training = layered_log((LayerSizes(elements=(1024, 2048)),))
@@ -238,3 +243,34 @@ def test_a_partitioned_model_is_gathered_to_evaluate(stage: ZeroStage) -> None:
     assert held["weights"] == (whole // 4 if is_partitioned else whole)
     assert ("gathered weights" in held) is is_partitioned
     assert "activations" in held
+
+
+def test_a_batch_finds_what_zero3_left_gathered_of_the_one_before() -> None:
+    """A Trainer that keeps nothing, or moves each batch's predictions, evaluates more than one batch too."""
+    log = layered_log(tuple(LayerSizes(elements=(1 << 20, 1 << 20)) for _ in range(6)), bytes_per_element=2)
+    setup = Setup(
+        log=log,
+        strategy=Strategy(
+            engine=Engine.DEEPSPEED,
+            zero_stage=ZeroStage.PARAMETERS,
+            precision=Precision.BF16,
+            micro_batch_size=1,
+            gradient_accumulation_steps=1,
+            buckets=Buckets(
+                stage3_param_persistence_threshold=0,
+                stage3_prefetch_bucket_size=0,
+                stage3_max_reuse_distance=4 << 20,
+            ),
+        ),
+        topology=Topology(world_size=4),
+        versions=VERSIONS,
+    )
+
+    def gathered(num_batches: int) -> int:
+        engine = play_strategy(setup, sketch=True)
+        forward = _forward_alone(log)
+        play_evaluation(engine, Evaluation(log=forward, batch_size=1, num_batches=num_batches, num_ranks=4))
+        (peak,) = (peak for peak in replay_live(engine.tape).peaks if peak.phase is RunPhase.EVALUATE)
+        return dict(peak.live)["gathered weights"]
+
+    assert gathered(1) == gathered(2) == gathered(3)

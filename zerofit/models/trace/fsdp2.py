@@ -25,6 +25,7 @@ from zerofit.core.upstream.fsdp2 import (
     make_plugin,
     offload_mode,
     padded_elements,
+    reshard_after_evaluation,
     shard,
     sharded_parameter,
     stream_numbers,
@@ -96,6 +97,7 @@ class ShardedModel:
         with self._copies():
             self.model = shard(model, plugin, mesh, mixed_precision="no" if keeps_formats else mixed)
         check_tied(kind, names, self.model)
+        reshard_after_evaluation(self.model)  # as in a launch; the next run then gathers anew
 
     def _copies(self) -> Any:
         return offload_mode(self._host, self._on_host) if self.offloads else nullcontext()

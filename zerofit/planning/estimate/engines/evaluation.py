@@ -33,6 +33,9 @@ class Evaluation:
     """Ranks whose predictions each rank gathers."""
     concatenates: bool = True
     """True if each batch's are copied behind those of the batches before."""
+    num_lacking: int = 0
+    """Samples by which the last batch of all ranks is not full. Ranks evaluate and gather a full one, with
+    samples repeated, which are not kept (accelerate/accelerator.py, gather_for_metrics)."""
 
     @property
     def sizes(self) -> list[int]:
@@ -52,6 +55,7 @@ class Evaluation:
 def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
     """Play the batches on the engine's tape, up to the copy of the predictions to the host.
 
+    A single batch is taken for one of many whose predictions do not come together, and is played twice.
     Trainer holds a batch's predictions through the next forward pass, gathers them over the ranks, and copies
     them behind those that it has, which are there as long as the copy is made.
     Source: transformers 5.23, trainer.py, evaluation_loop; trainer_pt_utils.py, EvalLoopContainer.
@@ -59,6 +63,9 @@ def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
     tape = engine.tape
     tape.begin(RunPhase.EVALUATE)
     gathered = [size * evaluation.num_ranks for size in evaluation.kept_sizes]
+    in_a_batch = evaluation.batch_size * evaluation.num_ranks
+    if evaluation.num_batches <= 1:  # ZeRO-3 leaves weights gathered, which a later batch finds
+        engine.drop(_play_batch(engine, evaluation))
     earlier = max(0, evaluation.num_batches - _PLAYED_BATCHES)
     held = [tape.allocate(size * earlier, KEPT) for size in gathered if earlier]
     batch: list[int] = []
@@ -78,7 +85,9 @@ def play_evaluation(engine: SimulatedEngine, evaluation: Evaluation) -> None:
         elif not evaluation.concatenates:
             held, batch = [*held, *batch], []
         else:
-            longer = [tape.allocate(size * (number + 1), KEPT) for size in gathered]
+            is_last = number == evaluation.num_batches - 1
+            num_samples = (number + 1) * in_a_batch - (evaluation.num_lacking if is_last else 0)
+            longer = [tape.allocate(size * num_samples // in_a_batch, KEPT) for size in gathered]
             engine.drop(held)
             held = longer
     engine.drop([*batch, *held])

@@ -42,14 +42,16 @@ def evaluated_by(trainer: Any, seen: Observations) -> Evaluated | None:
     padding = padding_of(trainer.accelerator.unwrap_model(trainer.model))
     batches = tuple(reading.captured_batch(batch, padding=padding) for batch in read)
     most = getattr(args, "max_length", None)
+    takes_batches = bool(getattr(args, "batch_eval_metrics", False))
     captured = CapturedEvaluation(
         batch_size=int(args.per_device_eval_batch_size),
         num_samples=_length(loader.dataset),
         batches=batches,
         lengths=reading.captured_lengths(loader, batches, most=most if isinstance(most, int) else None),
         keeps_predictions=_keeps_predictions(trainer),
-        moves_every=args.eval_accumulation_steps,
+        moves_every=1 if takes_batches else args.eval_accumulation_steps,
         concatenates=bool(getattr(args, "eval_do_concat_batches", True)),
+        takes_batches=takes_batches,
         is_certain=is_certain,
     )
     return Evaluated(captured=captured, inputs=read[0])
@@ -72,16 +74,11 @@ def _largest(dataset: Any) -> Any:
 
 
 def _keeps_predictions(trainer: Any) -> bool:
-    """Return True if predictions of many batches come together on the GPU.
+    """Return True if predictions of a batch, of all ranks, stay on the GPU after its forward pass.
 
     Source: transformers 5.23, trainer.py, evaluate() and evaluation_loop().
     """
-    args = trainer.args
-    return (
-        trainer.compute_metrics is not None
-        and not args.prediction_loss_only
-        and not getattr(args, "batch_eval_metrics", False)
-    )
+    return trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
 
 
 def _length(dataset: Any) -> int | None:
