@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planning_problems import problem
 
 from zerofit.checking.launch_line import read_line
 from zerofit.core.errors import UserError
@@ -14,6 +15,7 @@ from zerofit.core.observer import Observer
 from zerofit.core.strategy import Engine, OffloadDevice, StateDictType, ZeroStage
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
+from zerofit.planning.solve import files_as_they_say
 
 _CPU, _NONE = OffloadDevice.CPU, OffloadDevice.NONE
 _FULL, _SHARDED = StateDictType.FULL, StateDictType.SHARDED
@@ -322,6 +324,16 @@ def test_a_plan_keeps_the_engine_of_a_file_and_chooses_the_rest() -> None:
     assert spec.files is not None
     assert spec.files.overrides.get("param_offload") is _CPU
     assert spec.files.engine == "FSDP"
+
+
+@pytest.mark.parametrize("flags", [{}, {"gradient_checkpointing": False}])
+def test_files_offload_no_activations_where_a_flag_switches_checkpointing_off(flags: dict[str, Any]) -> None:
+    switches = ("fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload")
+    Path("acc.yaml").write_text(_yaml({**_VERSION_2, **dict.fromkeys(switches, "true")}))
+    line = ["accelerate", "launch", "--config_file", "acc.yaml", "train.py"]
+    strategy = files_as_they_say(problem(spec=resolve(tuple(line), verb=Verb.PLAN, gpus="8xH100", **flags)))
+    assert strategy is not None
+    assert (strategy.gradient_checkpointing, strategy.activation_offload) == (not flags, not flags)
 
 
 @pytest.mark.parametrize("flags", [{"zero_stage": 3}, {"engine": "deepspeed"}, {"engine": "native"}])

@@ -467,7 +467,10 @@ def files_as_they_say(problem: Problem) -> Strategy | None:
     own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
     buckets = _buckets_of(files, problem.model.hidden_size) if engine is Engine.DEEPSPEED else own.buckets
     strategy = replace(own, **said.strategy, buckets=buckets)
-    return replace(strategy, micro_batch_size=own.micro_batch_size)
+    offloads = strategy.activation_offload and bool(
+        strategy.gradient_checkpointing
+    )  # a flag may switch it off
+    return replace(strategy, micro_batch_size=own.micro_batch_size, activation_offload=offloads)
 
 
 def _buckets_of(files: ConfigFiles, hidden_size: int) -> Buckets:
