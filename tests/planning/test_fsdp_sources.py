@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from planning_problems import problem
 
+from zerofit.checking.inputs.fsdp import read_fsdp
+from zerofit.checking.inputs.fsdp_words import words_of_trainer
 from zerofit.checking.launch_line import read_line
 from zerofit.core.errors import UserError
 from zerofit.core.observer import Observer
+from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OffloadDevice, StateDictType, ZeroStage
 from zerofit.planning.resolve import Verb, resolve
 from zerofit.planning.run_spec import RunSpec
@@ -334,6 +337,22 @@ def test_files_offload_no_activations_where_a_flag_switches_checkpointing_off(fl
     strategy = files_as_they_say(problem(spec=resolve(tuple(line), verb=Verb.PLAN, gpus="8xH100", **flags)))
     assert strategy is not None
     assert (strategy.gradient_checkpointing, strategy.activation_offload) == (not flags, not flags)
+
+
+def test_a_key_that_trainer_does_not_pass_on_is_said_to_have_no_effect() -> None:
+    words = words_of_trainer(
+        Said(value=True, text="fsdp"),
+        {"activation_checkpointing_offload": Said(value=True, text="activation_checkpointing_offload=True")},
+        transformers=None,
+        num_nodes=1,
+    )
+    assert words is not None
+    found = read_fsdp(words)
+    assert "activation_offload" not in found.said
+    assert found.notes == (
+        "activation_checkpointing_offload (activation_checkpointing_offload=True) has no effect, as Trainer "
+        "does not pass it on: --offload-activations does the same",
+    )
 
 
 @pytest.mark.parametrize("flags", [{"zero_stage": 3}, {"engine": "deepspeed"}, {"engine": "native"}])

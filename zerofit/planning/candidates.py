@@ -60,7 +60,7 @@ _NEUTRAL: dict[str, Any] = {
 are checked once."""
 
 _CHECKED_TOGETHER = ("lora", "gradient_checkpointing")
-"""Those of them that rules check beside others: quantization, and offloaded activations."""
+"""Fields of _NEUTRAL that rules check together with another: quantization, or offloaded activations."""
 
 _Trained = tuple[tuple[str, ...], Lora | None, Quantization | None]
 """Frozen parameters, adapters, and the format of the base weights."""

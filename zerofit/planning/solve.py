@@ -382,18 +382,20 @@ def _with_activations_on_host(
     """
     tier_of = partial(tier_in, problem)
     best = math.inf if found.chosen is None else tier_of(found.chosen.strategy)
-    if best <= OFFLOAD_TIER or problem.said.has("activation_offload"):
+    fixes = problem.said.has("activation_offload") or problem.said.get("gradient_checkpointing") is False
+    if best <= OFFLOAD_TIER or fixes:
         return space, found
     with_fsdp2 = any(map(is_fsdp2, space.strategies))
     more = candidates(problem, with_fsdp2=with_fsdp2, offloads_activations=True).strategies
     moved = [strategy for strategy in more if strategy.activation_offload and tier_of(strategy) < best]
     if all(estimator.least_bytes(strategy) > problem.device_bytes for strategy in moved):
         return space, found
-    strategies = (*space.strategies, *moved)
-    again, refused = _search(problem, strategies, estimator, compares=True, num_fastest=num_fastest)
-    if again.chosen is None or not again.chosen.strategy.activation_offload:
+    alone, refused = _search(problem, moved, estimator, compares=False)
+    if alone.chosen is None:
         return space, found
-    return replace(space, strategies=strategies).without(refused), replace(again, untraced=found.untraced)
+    space = replace(space, strategies=(*space.strategies, *moved)).without(refused)
+    again, _ = _search(problem, space.strategies, estimator, compares=True, num_fastest=num_fastest)
+    return space, replace(again, untraced=found.untraced)
 
 
 def _search(

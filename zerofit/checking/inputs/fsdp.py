@@ -65,7 +65,7 @@ class _Reading:
     def __init__(self, words: FsdpWords) -> None:
         self._words, self._keys = words, words.keys
         self._said: dict[str, Said[Any]] = {}
-        self._notes: list[str] = []
+        self._notes = [*words.notes]
         version = self._keys.get("version")
         default = words.default_version
         if words.is_partial:  # a switch means the same in both

@@ -55,6 +55,8 @@ class FsdpWords:
     """Nodes of the run, over which HYBRID_SHARD copies the weights."""
     is_partial: bool = False
     """True if a file has the other settings, and the engine; what is not given here has no default then."""
+    notes: tuple[str, ...] = ()
+    """What the source sets without effect, a sentence each."""
 
 
 def words_of_line(command: LaunchCommand, *, file: Document | None) -> FsdpWords | None:
@@ -146,7 +148,12 @@ def words_of_trainer(
     if not items:
         return None
     keys = {name.removeprefix("fsdp_"): key for name, key in config.items() if key.value is not None}
-    keys.pop("activation_checkpointing_offload", None)  # which Trainer does not hand on
+    notes: tuple[str, ...] = ()
+    if (offload := keys.pop("activation_checkpointing_offload", None)) is not None:
+        notes = (
+            f"activation_checkpointing_offload ({offload.where}) has no effect, as Trainer does not pass it "
+            "on: --offload-activations does the same",
+        )
     version = number_of(keys["version"], (1, 2)) if "version" in keys else (2 if is_new else 1)
     for item in items:
         if item.upper() in STRATEGIES:
@@ -168,6 +175,7 @@ def words_of_trainer(
         default_policy=BLOCKS if is_new else "NO_WRAP",
         num_nodes=num_nodes,
         default_state_dict={1: _WHOLE, 2: _WHOLE if is_new else "SHARDED_STATE_DICT"},
+        notes=notes,
     )
 
 

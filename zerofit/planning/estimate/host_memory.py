@@ -106,7 +106,7 @@ class HostRank:
         return ledger
 
     def _offload_activations(self) -> list[int]:
-        """Saved tensors that go to the host wait there for the backward pass, each in a pinned block."""
+        """Allocate a pinned block for each saved tensor that waits on the host, and return the blocks."""
         setup, in_flight = self._setup, 1
         if setup.stage is not None:
             in_flight = setup.stage.in_flight(self._strategy)
@@ -448,8 +448,8 @@ _EXPLANATIONS = {
         "accelerate 1.15, accelerator.py:4070 (get_state_dict); transformers 5.23, trainer.py:4101",
     ),
     ACTIVATIONS: (
-        "what a micro-batch's checkpointed blocks keep, a rank, times the micro-batches in flight in a"
-        " pipeline",
+        "inputs of a micro-batch's checkpointed blocks, per rank, or of all in flight in a pipeline; in the"
+        " backward pass at most, as each is freed once its block is recomputed",
         "torch 2.13, autograd/graph.py, save_on_cpu",
     ),
     ROUNDING: (
