@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -111,16 +112,52 @@ def _cases() -> Iterator[object]:
 
 @pytest.mark.parametrize(("name", "ways"), [*_cases()])
 def test_a_damaged_file_disables_no_command(place: Path, name: str, ways: list[str]) -> None:
+    file = _made(place, name)
+    whole = file.read_bytes()
+    for way in ways:
+        damage(file, way)
+        _check_all(place, f"{name}, {way}")
+        mend(file, whole)
+
+
+def _made(place: Path, name: str) -> Path:
+    """Return a file of the run's folder, of which those of a submitted job are made only here."""
     file = place / "zerofit-runs" / _DAMAGED / name
     if name == "submitted.json":
         job = {"engine": "slurm", "job_id": "7", "namespace": None}
         file.write_text(json.dumps(job))
     if name == "job.json":
         file.write_text(json.dumps({"engine": "slurm", "run": _DAMAGED}))
+    return file
+
+
+_SEEDS = 14
+"""Of the bytes that are changed in a file."""
+
+
+def _with_changed_bytes(data: bytes, seed: int) -> bytes:
+    """Return a file with other bytes: by a fifth of all seeds one bit, by the others up to eight bytes."""
+    chosen, changed = random.Random(seed), bytearray(data)
+    for _ in range(1 if seed % 5 == 0 else chosen.randint(1, 8)):
+        at = chosen.randrange(len(changed))
+        changed[at] = changed[at] ^ 1 << chosen.randrange(8) if seed % 5 == 0 else chosen.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _FILES)
+def test_changed_bytes_or_another_files_disable_no_command(place: Path, name: str) -> None:
+    file = _made(place, name)
     whole = file.read_bytes()
-    for way in ways:
-        damage(file, way)
-        _check_all(place, f"{name}, {way}")
+    others = [_made(place, other) for other in _FILES if other != name]
+    contents = {f"bytes of seed {seed}": _with_changed_bytes(whole, seed) for seed in range(_SEEDS)}
+    contents |= {f"as {other.name}": other.read_bytes() for other in others}
+    for other in others:
+        if other.name in ("submitted.json", "job.json"):
+            other.unlink()
+    for what, content in contents.items():
+        file.write_bytes(content)
+        _check_all(place, f"{name}, {what}")
         mend(file, whole)
 
 
