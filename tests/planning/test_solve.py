@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from captured_scripts import capture, captured_problem
@@ -38,11 +36,10 @@ from zerofit.planning.answer_lines import (
 )
 from zerofit.planning.candidates import candidates
 from zerofit.planning.options import Allow
-from zerofit.planning.plan_reasons import tier_in
 from zerofit.planning.plan_table import plan_table
 from zerofit.planning.problem import Problem
 from zerofit.planning.run_spec import RunSpec
-from zerofit.planning.search import OFFLOAD_TIER, TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
+from zerofit.planning.search import TIME_TIE_SHARE, EstimatedStrategy, simplicity, tier
 from zerofit.planning.solve import best_of, is_clearly_faster, script_as_it_is, solve
 from zerofit.planning.sources.typed_line import TypedFlag, TypedLine
 from zerofit.planning.suggestions import suggestions, with_more_host_memory
@@ -550,44 +547,3 @@ def test_traces_are_announced_before_the_first_is_made() -> None:
     (requests,) = announced
     assert len(set(requests)) == len(requests) > 1
     assert set(traced) <= set(requests)
-
-
-_DEEP = model(
-    num_parameters=3_000_000_000, num_trainable_parameters=3_000_000_000, num_layers=48, hidden_size=2048
-)
-_LONG: dict[str, Any] = {
-    "num_gpus": 1,
-    "memory_gib": 24,
-    "global_batch_size": 1,
-    "sequence_length": 65536,
-    "spec": spec_of(lora=Lora(rank=8), liger=True),
-}
-"""Activations of checkpointed blocks that a small GPU can't keep."""
-
-
-def test_activations_go_to_the_host_where_nothing_fits_with_the_same_training() -> None:
-    found = solved(problem(facts=_DEEP, **_LONG))
-    assert found.chosen is not None
-    strategy, reasons = found.chosen.strategy, {reason.field: reason for reason in found.plan.reasons}
-    assert (strategy.gradient_checkpointing, strategy.activation_offload) == (True, True)
-    assert tier_in(found.problem, strategy) == OFFLOAD_TIER
-    assert re.fullmatch(
-        r"with them on the GPU: needs (at least )?[\d.]+ GiB of [\d.]+ GiB on each GPU",
-        reasons["activation_offload"].why,
-    )
-    host = found.chosen.estimate.host.of(RunPhase.FORWARD)
-    assert host is not None
-    assert any(term.name == "offloaded activations" for term in host.terms)
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"memory_gib": 80}, "they fit on the GPU"),
-        ({"host_gib": 4}, "the host is too small"),
-        ({"spec": spec_of(lora=Lora(rank=8), liger=True, gradient_checkpointing=False)}, "not with that"),
-    ],
-)
-def test_activations_stay_on_the_gpu(fields: dict[str, Any], why: str) -> None:
-    found = solved(problem(facts=_DEEP, **{**_LONG, **fields}))
-    assert not found.head.strategy.activation_offload, why

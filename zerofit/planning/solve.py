@@ -8,7 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zerofit.checking.engine import finding_of
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import DEEPSPEEDS_BUCKETS, Buckets, Engine, Strategy, describe_strategy
+from zerofit.models.changes.checkpointing import STAYS_ON_GPU
 from zerofit.planning.beside_fsdp2 import best_untraced, may_be_better
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, Dropped, candidates
 from zerofit.planning.engine_order import allows_fsdp2, first_engine, is_fsdp2
@@ -390,7 +392,12 @@ def _with_activations_on_host(
     moved = [strategy for strategy in more if strategy.activation_offload and tier_of(strategy) < best]
     if all(estimator.least_bytes(strategy) > problem.device_bytes for strategy in moved):
         return space, found
-    alone, refused = _search(problem, moved, estimator, compares=False)
+    try:
+        alone, refused = _search(problem, moved, estimator, compares=False)
+    except UserError as error:
+        if error.rule != STAYS_ON_GPU:
+            raise
+        return space, found
     if alone.chosen is None:
         return space, found
     space = replace(space, strategies=(*space.strategies, *moved)).without(refused)
@@ -469,9 +476,8 @@ def files_as_they_say(problem: Problem) -> Strategy | None:
     own = script_as_it_is(problem) or Strategy(micro_batch_size=1, gradient_accumulation_steps=1)
     buckets = _buckets_of(files, problem.model.hidden_size) if engine is Engine.DEEPSPEED else own.buckets
     strategy = replace(own, **said.strategy, buckets=buckets)
-    offloads = strategy.activation_offload and bool(
-        strategy.gradient_checkpointing
-    )  # a flag may switch it off
+    # A flag may switch checkpointing off.
+    offloads = strategy.activation_offload and bool(strategy.gradient_checkpointing)
     return replace(strategy, micro_batch_size=own.micro_batch_size, activation_offload=offloads)
 
 

@@ -21,6 +21,8 @@ from zerofit.core.upstream.transformers import checkpoint_every, checkpointed_bl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+STAYS_ON_GPU = "activations-stay-on-gpu"
+"""The error of a model whose checkpointed inputs can't be offloaded."""
 SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
 
 
@@ -120,7 +122,7 @@ def check_offload(model: Any) -> None:
     if can_offload(model):
         return
     raise UserError(
-        "activations-stay-on-gpu",
+        STAYS_ON_GPU,
         "the inputs of this model's checkpointed blocks can't be stored in host memory",
         found=f"activation offload, and {type(model).__name__}",
         why="its own code calls torch's checkpoint, in place of the function that transformers sets",
