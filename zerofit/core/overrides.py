@@ -38,6 +38,11 @@ FLAGS = {
     "state_dict_type": "--state-dict-type",
 }
 """The command-line flag of each Strategy field that has one."""
+IMPLY_CHECKPOINTING = {
+    "checkpoint_every": "selects the blocks that recompute their activations",
+    "activation_offload": "stores the inputs of blocks that recompute their activations",
+}
+"""Fields that imply gradient checkpointing, and what they do."""
 SWITCHED = (bool, Lora, Quantization)
 """Kinds of fields whose flag takes no value."""
 OTHER_FLAGS = {

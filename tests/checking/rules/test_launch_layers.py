@@ -250,6 +250,9 @@ def _of_flags() -> list[_Case]:
             "deepspeed --num_nodes 2 --num_gpus -1 --exclude work1:0 x.py",
             "deepspeed --include localhost:1,2 --num_gpus -1 x.py",
             "deepspeed --include localhost:1,2 x.py",
+            "zerofit launch --offload-activations --no-gradient-checkpointing x.py",
+            "zerofit launch --no-gradient-checkpointing --checkpoint-every 2 x.py",
+            "zerofit launch --checkpoint-every 2 --offload-activations x.py",
         ),
         "visible-devices-ignored": (
             "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2 x.py",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.inputs.accelerate import LaunchLayers, ineffective_flags, launch_value, whole_number
 from zerofit.checking.situation import RunSettings
 from zerofit.core.command import Launcher
-from zerofit.core.overrides import FLAGS
+from zerofit.core.overrides import FLAGS, IMPLY_CHECKPOINTING
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
@@ -68,7 +68,7 @@ def settings_of_zerofit(command: LaunchCommand, files: RunSettings | None = None
     """
     fields: dict[str, Said[Any]] = {}
     for name, parse in _FIELDS.items():
-        flag = command.find(_flag_name(name))
+        flag = command.find(flag_name(name))
         if flag is not None and flag.value is not None:
             word = flag.value if name in _VERBATIM else flag.value.lower().replace("_", "-")
             with contextlib.suppress(ValueError):  # zerofit itself refuses it
@@ -77,7 +77,7 @@ def settings_of_zerofit(command: LaunchCommand, files: RunSettings | None = None
         ("engine", Engine.DEEPSPEED, ("use_deepspeed",)),
         ("gradient_checkpointing", True, ("gradient_checkpointing",)),
         ("gradient_checkpointing", False, ("no_gradient_checkpointing",)),
-        ("gradient_checkpointing", True, ("checkpoint_every", "offload_activations")),
+        ("gradient_checkpointing", True, tuple(map(flag_name, IMPLY_CHECKPOINTING))),
         ("activation_offload", True, ("offload_activations",)),
     ):
         if (switch := command.find(*flags)) is not None:
@@ -95,7 +95,8 @@ def _is_native(engine: Said[Engine] | None) -> bool:
     return engine is not None and engine.value is Engine.NATIVE
 
 
-def _flag_name(field: str) -> str:
+def flag_name(field: str) -> str:
+    """Return the name of a field's flag in a parsed line: "offload_activations"."""
     return FLAGS[field].removeprefix("--").replace("-", "_")
 
 

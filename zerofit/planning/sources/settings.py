@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zerofit.core.bounded_read import read_bounded_text
 from zerofit.core.errors import UserError, bad_value, nearest
-from zerofit.core.overrides import FLAGS, OTHER_FLAGS, Overrides, flag_of
+from zerofit.core.overrides import FLAGS, IMPLY_CHECKPOINTING, OTHER_FLAGS, Overrides, flag_of
 from zerofit.core.plan import LARGEST_PLAN, Plan, plan_from_json
 from zerofit.core.setting import Said
 from zerofit.core.strategy import (
@@ -116,11 +116,6 @@ _QLORA = {
     "quantization": Said(value=Quantization.NF4, text="--qlora"),
 }
 """What qlora=True sets, as --qlora does."""
-_RECOMPUTING = {
-    "checkpoint_every": "selects the blocks that recompute their activations",
-    "activation_offload": "stores the inputs of blocks that recompute their activations",
-}
-"""Fields that imply gradient checkpointing, and why they do."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)
 _OF_NODES = frozenset(Nodes.__dataclass_fields__)
@@ -209,7 +204,7 @@ def _recomputing(said: Mapping[str, Said[Any]]) -> dict[str, Said[Any]]:
     Raises:
         UserError: it is switched off beside one.
     """
-    implied = [name for name in _RECOMPUTING if name in said and said[name].value is not False]
+    implied = [name for name in IMPLY_CHECKPOINTING if name in said and said[name].value is not False]
     if not implied:
         return {}
     first, switch = said[implied[0]], said.get("gradient_checkpointing")
@@ -218,7 +213,7 @@ def _recomputing(said: Mapping[str, Said[Any]]) -> dict[str, Said[Any]]:
             f"{first.text.removeprefix('--')}-without-checkpointing",
             "blocks can't be recomputed without gradient checkpointing",
             found=f"{first.text} with {switch.text}",
-            why=f"{first.text} {_RECOMPUTING[implied[0]]}",
+            why=f"{first.text} {IMPLY_CHECKPOINTING[implied[0]]}",
             fix="leave one of the two out",
         )
     return {"gradient_checkpointing": replace(first, value=True)}

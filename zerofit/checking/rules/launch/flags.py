@@ -13,6 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     uses_deepspeed,
 )
 from zerofit.checking.inputs.launcher_flags import TORCH_LAUNCH, flags_of, is_switch
+from zerofit.checking.inputs.zerofit_line import flag_name
 from zerofit.checking.rule import ACCELERATE, Hit, Rule, Severity, declared, fails, ignored
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
@@ -20,7 +21,7 @@ from zerofit.configs.schema import expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Launcher, Refusal, Route, is_literal, is_truth
 from zerofit.core.errors import nearest
-from zerofit.core.overrides import REMOVED_FLAGS
+from zerofit.core.overrides import IMPLY_CHECKPOINTING, REMOVED_FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +196,15 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
     if len({flag.name for flag in chosen}) > 1:
         yield Hit(found=" with ".join(flag.text for flag in chosen))
     command = situation.command
+    if command is not None and command.launcher is Launcher.ZEROFIT:
+        off = command.find("no_gradient_checkpointing")
+        for name, what in IMPLY_CHECKPOINTING.items() if off is not None else ():
+            if off is not None and (flag := command.find(flag_name(name))) is not None:
+                yield Hit(
+                    found=f"{flag.text} with {off.text}",
+                    why=f"--{flag.name.replace('_', '-')} {what}",
+                    fix="leave one of the two out",
+                )
     if command is not None and command.launcher is Launcher.DEEPSPEED:
         names, counts = command.find("include", "exclude"), map(command.find, ("num_gpus", "num_nodes"))
         # A negative number is DeepSpeed's default, as if the flag were not there.
