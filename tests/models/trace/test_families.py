@@ -143,6 +143,7 @@ _QUICK_PEAKS = ("convnext", "wav2vec2", "idefics3")
     [pytest.param(name, marks=() if name in _QUICK_PEAKS else pytest.mark.slow) for name in FAMILIES],
 )
 def test_a_traced_run_has_the_peak_of_a_real_one(name: str) -> None:
+    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     config, build, request, within = _family(name)
@@ -156,8 +157,9 @@ def test_a_traced_run_has_the_peak_of_a_real_one(name: str) -> None:
 
     def micro_batch() -> None:
         batch = make_batch(real, _SAMPLES, request)
-        outputs = real(**batch)
-        outputs.loss.backward()
+        with torch.backends.mkldnn.flags(enabled=False):  # its scratch memory depends on the CPU
+            outputs = real(**batch)
+            outputs.loss.backward()
 
     assert peak == pytest.approx(counted_in(micro_batch, real)[0], rel=within)
 
