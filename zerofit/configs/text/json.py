@@ -260,7 +260,6 @@ class _Scanner:
         return string, end
 
     def _hjson_string(self, at: int) -> tuple[str, int]:
-        from hjson import HjsonDecodeError
         from hjson.decoder import mlscanstring
         from hjson.decoder import scanstring as scan_line
 
@@ -272,7 +271,7 @@ class _Scanner:
             self.refuse(at, problem, why, "begin the string on a line of its own")
         try:
             string, end = mlscanstring(self.text, at) if has_lines else scan_line(self.text, at + 1)
-        except (HjsonDecodeError, IndexError):
+        except (ValueError, IndexError):  # HjsonDecodeError, and of chr(): hjson reads "\u-005" as a number
             self.refuse(
                 at,
                 "a string is not closed, or contains an escape that HJSON does not have",
