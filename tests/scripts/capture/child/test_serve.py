@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,19 +98,40 @@ def test_each_request_is_answered_by_a_file_until_nobody_asks(
     assert not asker.thread.is_alive()
 
 
-def test_fsdp2_is_traced_in_forks_of_the_script_time_and_again(asker: _Asker, tmp_path: Path) -> None:
-    for resharded in (True, False):
-        sharding = Sharding(shard_size=2, reshard_after_forward=resharded)
-        request = dataclasses.replace(_REQUEST, sharding=sharding)
-        found = []
-        for name in ("1.trace", "2.trace"):
-            assert asker.ask(_line(request, tmp_path / name)) == {"ok": True}
-            found.append(read_trace(tmp_path / name, request))
-        assert found[0] == found[1] is not None
-        assert found[0].logs[0].shards
-    assert asker.ask(_line(_REQUEST, tmp_path / "3.trace")) == {"ok": True}
-    asker.close()
-    assert not asker.thread.is_alive()
+def serve_alone() -> None:
+    """Answer in a process of its own, as a script's."""
+    serve(_live(nn.Sequential(nn.Linear(3, 2), nn.GELU())), sys.stdin, sys.stdout)
+
+
+def test_fsdp2_is_traced_in_forks_of_the_script_time_and_again(tmp_path: Path) -> None:
+    # Autograd runs in no fork of a process that has begun a thread for it, as other tests here may have.
+    code = f"from {__name__} import serve_alone; serve_alone()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as script:
+        assert script.stdin is not None
+        assert script.stdout is not None
+
+        def ask(request: TraceRequest, path: Path) -> Any:
+            script.stdin.write(_line(request, path) + "\n")
+            script.stdin.flush()
+            return json.loads(script.stdout.readline())
+
+        for resharded in (True, False):
+            sharding = Sharding(shard_size=2, reshard_after_forward=resharded)
+            request = dataclasses.replace(_REQUEST, sharding=sharding)
+            found = []
+            for name in ("1.trace", "2.trace"):
+                assert ask(request, tmp_path / name) == {"ok": True}
+                found.append(read_trace(tmp_path / name, request))
+            assert found[0] == found[1] is not None
+            assert found[0].logs[0].shards
+        assert ask(_REQUEST, tmp_path / "3.trace") == {"ok": True}
+    assert script.returncode == 0
 
 
 class _Own:
