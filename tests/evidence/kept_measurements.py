@@ -73,3 +73,15 @@ def digest(*values: Any) -> str:
 
 def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def write_by_case(measured: Measured, path: Path) -> None:
+    """Write measurements as JSON, a line each case."""
+    head = {"versions": dict(measured.versions), "date": measured.date, "machine": measured.machine}
+    fields = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    lines = [
+        f"  {json.dumps(key)}: {json.dumps(case, separators=(',', ':'))}"
+        for key, case in measured.cases.items()
+    ]
+    body = ",\n".join([*fields, ' "cases": {\n' + ",\n".join(lines) + "\n }"])
+    path.write_text("{\n" + body + "\n}\n", encoding="utf-8")

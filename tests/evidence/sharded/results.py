@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kept_measurements import write_by_case
+
 if TYPE_CHECKING:
     from kept_measurements import Measured
 
@@ -30,14 +32,7 @@ def decides() -> list[str]:
 
 def write_results(measured: Measured, path: Path = RESULTS) -> None:
     """Write the comparison."""
-    head = {"versions": dict(measured.versions), "date": measured.date, "machine": measured.machine}
-    fields = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    lines = [
-        f"  {json.dumps(key)}: {json.dumps(case, separators=(',', ':'))}"
-        for key, case in measured.cases.items()
-    ]
-    body = ",\n".join([*fields, ' "cases": {\n' + ",\n".join(lines) + "\n }"])
-    path.write_text("{\n" + body + "\n}\n", encoding="utf-8")
+    write_by_case(measured, path)
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Any]:
