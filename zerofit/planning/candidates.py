@@ -265,11 +265,7 @@ def _without_batches(problem: Problem, wants_fsdp2: bool, offloads_activations: 
         path = nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
         base = replace(base, **{**pinned, "nvme_path": path})
         deepspeed = engine is Engine.DEEPSPEED
-        for precision, optimizer, (checkpointing, offloaded), buckets, reshards, (
-            freeze,
-            lora,
-            quantization,
-        ) in product(
+        for precision, optimizer, recomputing, buckets, reshards, trained in product(
             _precisions(problem, engine, base),
             _optimizers(problem, engine, offloads=offloads),
             _checkpointing(problem, base, offloads_activations),
@@ -277,6 +273,7 @@ def _without_batches(problem: Problem, wants_fsdp2: bool, offloads_activations: 
             _resharding(problem, engine, offloads=offloads),
             _trained(problem),
         ):
+            (checkpointing, offloaded), (freeze, lora, quantization) = recomputing, trained
             yield replace(
                 base,
                 precision=precision,

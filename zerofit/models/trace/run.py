@@ -14,11 +14,16 @@ from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.cut_cross_entropy import cut_losses
 from zerofit.models.trace.fsdp2 import ShardedRecorder
-from zerofit.models.trace.host_copies import saved_on_host
 from zerofit.models.trace.liger import fused_kernels
 from zerofit.models.trace.nested import map_tensors, named_tensors
 from zerofit.models.trace.parts import received_by_stage
-from zerofit.models.trace.prepare import as_if_eager, autocast, replaceable_parameters, upcast
+from zerofit.models.trace.prepare import (
+    as_if_eager,
+    attribute_replaced,
+    autocast,
+    replaceable_parameters,
+    upcast,
+)
 from zerofit.models.trace.recorder import Recorder, watching
 from zerofit.models.trace.recurrent import recurrent_kernels
 from zerofit.models.trace.triton_kernels import kernels_skipped
@@ -178,6 +183,29 @@ def recording(
             stack.enter_context(cuda_like(request))
             stack.enter_context(saved_on_host(recorder))
         yield recorder
+
+
+@contextmanager
+def saved_on_host(recorder: Recorder) -> Iterator[None]:
+    """Let torch's save_on_cpu move tensors off the traced GPU and back, whoever uses it.
+
+    Tensors of a trace are on the CPU, where save_on_cpu would copy them into more of the GPU's memory.
+    transformers' and accelerate's offload of checkpointed blocks' inputs use it, and scripts may. Integers
+    and masks stay, as their values may decide what runs.
+    """
+    from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+    def pack(tensor: Any) -> Any:
+        return recorder.to_host(tensor) if tensor.is_floating_point() else tensor
+
+    def unpack(tensor: Any) -> Any:
+        return recorder.from_host(tensor) if tensor.is_floating_point() else tensor
+
+    def init(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        saved_tensors_hooks.__init__(self, pack, unpack)
+
+    with attribute_replaced(save_on_cpu, "__init__", init):
+        yield
 
 
 def forward_and_backward(

@@ -335,7 +335,7 @@ class _Writer:
         ids = self._allocate(TensorKind.INPUT, -1, 3 * _ID_BYTES * shape.request.sequence_length)
         self._note(Event.FORWARD_ENTER, 0)
         self._note(Event.FORWARD_ENTER, embedding)
-        stream = self._shape.stream_bytes(0)
+        stream = shape.stream_bytes(0)
         whole = [self._allocate(TensorKind.ACTIVATION, embedding, stream + self._mask_bytes())]
         self._note(Event.FORWARD_LEAVE, embedding)
         for number, module in enumerate(layers):
